@@ -1,0 +1,60 @@
+# Each target does its own set-up: a virtual environment in .venv, the pinned dependencies, moonmill itself (editable).
+# PYTHON=/path/to/python chooses the interpreter, 3.11 or newer, that the environment is made with.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTHON ?=
+DEMO_RUN := runs/calculator-demo
+TYPES := build/types
+
+.PHONY: help install demo test lint bench
+
+help:
+	@echo "make install   set up .venv"
+	@echo "make demo      train the calculator example and print what it learned"
+	@echo "make test      run the tests"
+	@echo "make lint      style, types and import contracts"
+	@echo "make bench     measure engine, episodes and learner"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@if [ ! -x $(BIN)/python ]; then \
+	    for python in $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3; do \
+	        if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	            "$$python" -m venv $(VENV); break; \
+	        fi; \
+	    done; \
+	fi
+	@[ -x $(BIN)/python ] || { echo "no Python 3.11 or newer with venv found: install one, or set PYTHON=" >&2; exit 1; }
+	@echo "installing into $(VENV) (minutes, the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,report,dev]'
+	@touch $@
+
+demo: install
+	@rm -rf $(DEMO_RUN)
+	@$(BIN)/moonmill train examples/calculator/demo.yaml --set run_dir=$(DEMO_RUN)
+
+# A test talks to the engine with curl.
+test: install
+	@command -v curl >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq curl; } || \
+	    { echo "the tests need curl: install it, or run as root" >&2; exit 1; }
+	@$(BIN)/python -m pytest
+
+# Type checkers and import-linter do not follow the folder mapping of pyproject.toml. They are shown the package as it is
+# imported, made of links to the folders.
+lint: install
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@rm -rf $(TYPES) && mkdir -p $(TYPES)/moonmill
+	@ln -s $(addprefix $(CURDIR)/,$(filter-out sdk/__pycache__,$(wildcard sdk/*)) envs agents trainer) $(TYPES)/moonmill
+	@MYPYPATH=$(TYPES) $(BIN)/mypy -p moonmill
+	@PYTHONPATH=$(TYPES) $(BIN)/lint-imports --no-logo
+
+bench: install
+	@for script in tests/benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

@@ -1,0 +1,169 @@
+"""Any model behind an OpenAI-compatible chat API as an agent: for evaluation and comparison, not for training.
+
+Such an API returns text, not token ids, so its rollouts carry no segments.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import httpx
+import msgspec
+from msgspec import Struct
+
+from moonmill.agents.agent import Session, Turn
+from moonmill.envs import ToolSpec
+from moonmill.errors import EngineError
+from moonmill.types import FinishReason, Message, Sampling, ToolCall
+
+_RETRY_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+
+
+class ChatAgent:
+    """Plays episodes through `POST {base_url}/chat/completions`.
+
+    Args:
+        base_url: the API's root, such as `http://127.0.0.1:8000/v1`.
+        model: the model's name there.
+        sampling: how tokens are drawn.
+        api_key: sent as a bearer token; never logged.
+        timeout: seconds one answer may take.
+        max_attempts: tries per answer; the wait between two doubles from half a second.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        sampling: Sampling,
+        *,
+        api_key: str | None = None,
+        timeout: float = 120.0,
+        max_attempts: int = 5,
+    ) -> None:
+        self.model = model
+        self.sampling = sampling
+        self.max_attempts = max_attempts
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout)
+
+    async def __aenter__(self) -> "ChatAgent":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._http.aclose()
+
+    def session(self, tools: tuple[ToolSpec, ...], seed: int) -> Session:
+        return _ChatSession(self, tools, seed)
+
+    async def request(self, body: dict[str, Any]) -> "_Choice":
+        """One answer, tried again where the API is busy or out of reach.
+
+        Raises:
+            EngineError: the API refused the request, or every attempt failed.
+        """
+        url = f"{self._http.base_url}chat/completions"
+        for attempt in range(self.max_attempts):
+            if attempt:
+                await anyio.sleep(0.5 * 2 ** (attempt - 1))
+            try:
+                answer = await self._http.post("chat/completions", json=body)
+            except httpx.HTTPError as e:
+                problem = f"{type(e).__name__}: {e}"
+                continue
+            if answer.status_code == 200:
+                return _first_choice(answer.content, url)
+            problem = f"status {answer.status_code}: {answer.text[:500]}"
+            if answer.status_code not in _RETRY_STATUS:
+                raise EngineError(f"{url} refused a request to model {self.model!r}: {problem}")
+        raise EngineError(f"{url} gave no answer in {self.max_attempts} attempts; the last: {problem}")
+
+
+class _ChatSession:
+    def __init__(self, agent: ChatAgent, tools: tuple[ToolSpec, ...], seed: int) -> None:
+        self._agent = agent
+        self._messages: list[dict[str, Any]] = []
+        sampling = agent.sampling
+        self._body: dict[str, Any] = {
+            "model": agent.model,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            "seed": seed,
+        }
+        if sampling.top_k:
+            self._body["top_k"] = sampling.top_k
+        if tools:
+            self._body["tools"] = [tool.to_openai() for tool in tools]
+
+    async def act(self, new_messages: Sequence[Message]) -> Turn:
+        self._messages += [to_chat(m) for m in new_messages]
+        choice = await self._agent.request({**self._body, "messages": self._messages})
+        message = choice.message.to_message()
+        self._messages.append(to_chat(message))
+        return Turn(message, "length" if choice.finish_reason == "length" else "stop")
+
+
+def to_chat(message: Message) -> dict[str, Any]:
+    """A message in the chat API's shape."""
+    out: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        out["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": _arguments_text(c)}}
+            for c in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        out["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        out["name"] = message.name
+    return out
+
+
+def _arguments_text(call: ToolCall) -> str:
+    return call.arguments if isinstance(call.arguments, str) else msgspec.json.encode(call.arguments).decode()
+
+
+class _Function(Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(Struct):
+    function: _Function
+    id: str = ""
+
+
+class _ChatMessage(Struct):
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+    reasoning_content: str | None = None
+
+    def to_message(self) -> Message:
+        calls = tuple(
+            _tool_call(call.id or f"call-{i}", call.function) for i, call in enumerate(self.tool_calls or [])
+        )
+        return Message("assistant", self.content or "", tool_calls=calls, reasoning=self.reasoning_content)
+
+
+class _Choice(Struct):
+    message: _ChatMessage
+    finish_reason: FinishReason | str | None = None
+
+
+class _Answer(Struct):
+    choices: list[_Choice]
+
+
+def _first_choice(body: bytes, url: str) -> _Choice:
+    try:
+        return msgspec.json.decode(body, type=_Answer).choices[0]
+    except (msgspec.MsgspecError, IndexError) as e:
+        raise EngineError(f"{url} answered in a shape that is not the chat API's: {e}") from e
+
+
+def _tool_call(id: str, function: _Function) -> ToolCall:
+    """A call whose arguments are no JSON object keeps them as text; the environment tells the model."""
+    try:
+        return ToolCall(id, function.name, msgspec.json.decode(function.arguments, type=dict[str, Any]))
+    except msgspec.MsgspecError:
+        return ToolCall(id, function.name, function.arguments)

@@ -1,0 +1,77 @@
+"""`python -m moonmill.agents.engine`: serve one model until told to stop.
+
+Exit codes: 0 stopped, 2 bad arguments, a port that is taken or a model that cannot be served.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from moonmill.agents.serving import die_with_stdin, listen, refuse, serve
+from moonmill.errors import EngineError
+
+_SWITCH_SECONDS = 0.0005
+"""How long Python lets one thread go on when another wants to. The decoding thread gives way at every operation, so
+with the usual 5 ms every HTTP request would stall it for that long."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the engine with command-line arguments."""
+    args = _parser().parse_args(argv)
+    if args.exit_with_stdin:
+        die_with_stdin()
+    # Read when torch is imported: threads of a pool that is never used would only wait for work.
+    os.environ.setdefault("OMP_NUM_THREADS", str(args.threads))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    listener = listen(args.host, args.port)
+    # Imported now, not above: bad arguments and a taken port are told without waiting seconds for torch.
+    from moonmill.agents.engine.app import make_app
+    from moonmill.agents.engine.service import Options, Service
+
+    options = Options(
+        model=args.model,
+        served_name=args.served_name or args.model,
+        max_batch=args.max_batch,
+        max_length=args.max_length,
+        threads=args.threads,
+        dtype=args.dtype,
+        device=args.device,
+        renderer=args.renderer,
+        stream_interval=args.stream_interval,
+    )
+    try:
+        service = Service(options)
+    except EngineError as e:
+        refuse(str(e))
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    facts = {"model": options.served_name, "max_length": service.max_length}
+    serve(make_app(service), args.host, args.port, ready=facts, listener=listener)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m moonmill.agents.engine", description=__doc__)
+    parser.add_argument("--model", required=True, help="a folder with a transformers model, or a hub id")
+    parser.add_argument("--served-name", help="the name requests use for it; default: as --model")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes any free one; the ready line tells which")
+    parser.add_argument("--threads", type=_positive, default=1, help="threads a forward uses")
+    parser.add_argument("--max-batch", type=_positive, default=64, help="requests decoded at once; others wait")
+    parser.add_argument("--max-length", type=_positive, help="longest context in tokens; default: the model's")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:0")
+    parser.add_argument("--renderer", default="auto", help="how chats become tokens; default: as the model folder says")
+    parser.add_argument("--stream-interval", type=_positive, default=16, help="tokens in a chunk of a stream")
+    parser.add_argument("--exit-with-stdin", action="store_true", help="end when stdin closes")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+if __name__ == "__main__":
+    main()

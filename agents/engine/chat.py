@@ -1,0 +1,232 @@
+"""`POST /v1/chat/completions`: messages and tools in, a message or tool calls out, whole or streamed.
+
+Messages become tokens, and tokens a message, through the model's renderer, the one that training uses. A stream tells
+the text as far as it is certain not to be part of a call: with tools on offer that is at the end.
+"""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+from moonmill.agents.engine.protocol import ApiError, ChatCall, ChatMessage, ChatRequest, Usage, decode_body
+from moonmill.agents.engine.responses import WhileConnected, streamed, whole
+from moonmill.agents.engine.scheduler import Params
+from moonmill.agents.engine.service import Piece, Service
+from moonmill.envs import ToolSpec
+from moonmill.errors import RenderError
+from moonmill.types import Message, ToolCall
+
+if TYPE_CHECKING:
+    from moonmill.agents.rendering import TurnRenderer
+
+_ROLES: tuple[str, ...] = get_args(Message.__annotations__["role"])
+_AS_SYSTEM = "developer"
+"""What newer clients of OpenAI's call the system's role."""
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+async def chat(service: Service, body: bytes) -> WhileConnected:
+    """Answer one request.
+
+    Raises:
+        ApiError: the request cannot be served.
+    """
+    request = decode_body(body, ChatRequest)
+    service.require(request.model)
+    renderer = await service.renderer()
+    tools = _tools(request)
+    messages = [_message(m, i) for i, m in enumerate(request.messages)]
+    if not messages:
+        raise ApiError("messages is empty: a chat needs at least one", param="messages")
+    try:
+        prompt = renderer.prompt(messages, tools)
+    except RenderError as e:
+        raise ApiError(str(e), param="messages") from e
+    top = (request.top_logprobs or 0) if request.logprobs else 0
+    limit = request.max_completion_tokens or request.max_tokens
+    params = service.params(request, prompt, limit, renderer.stop_token_ids, top)
+    answer = _Chat(service, request, renderer, tools, prompt, params)
+    return streamed(answer.chunks) if request.stream else whole(answer.answer)
+
+
+class _Chat:
+    def __init__(
+        self,
+        service: Service,
+        request: ChatRequest,
+        renderer: "TurnRenderer",
+        tools: tuple[ToolSpec, ...],
+        prompt: list[int],
+        params: Params,
+    ) -> None:
+        self._service = service
+        self._request = request
+        self._renderer = renderer
+        self._tools = tools
+        self._prompt = prompt
+        self._params = params
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+
+    async def answer(self) -> bytes:
+        """The whole answer."""
+        tokens: list[int] = []
+        logprobs: list[dict[str, Any]] = []
+        text = ""
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                tokens += piece.tokens
+                logprobs += self._logprobs(piece)
+                text += piece.text
+        parsed = self._parsed(tokens, text, piece)
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.content or None}
+        if parsed.reasoning is not None:
+            message["reasoning_content"] = parsed.reasoning
+        if parsed.tool_calls:
+            message["tool_calls"] = [_call(c) for c in parsed.tool_calls]
+        elif message["content"] is None:
+            message["content"] = ""
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": message,
+            "logprobs": {"content": logprobs} if self._request.logprobs else None,
+            "finish_reason": _finish(piece, parsed),
+            "stop_reason": piece.stop_reason,
+        }
+        body = self._body("chat.completion", [choice], self._usage(len(tokens)))
+        if self._request.return_token_ids:
+            choice["token_ids"] = tokens
+            body["prompt_token_ids"] = self._prompt
+        return msgspec.json.encode(body)
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """The bodies of a stream's events."""
+        tokens: list[int] = []
+        text = told = reasoned = ""
+        opening = self._chunk({"role": "assistant", "content": ""})
+        if self._request.return_token_ids:
+            opening["prompt_token_ids"] = self._prompt
+        yield msgspec.json.encode(opening)
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                tokens += piece.tokens
+                text += piece.text
+                delta: dict[str, Any] = {}
+                parsed = self._parsed(tokens, text, piece)
+                if piece.finish is not None or not self._tools:
+                    content, reasoning = (
+                        t if piece.finish is not None else t.rstrip(_UNFINISHED)
+                        for t in (parsed.content, parsed.reasoning or "")
+                    )
+                    if content.startswith(told) and content != told:
+                        delta["content"], told = content[len(told) :], content
+                    if reasoning.startswith(reasoned) and reasoning != reasoned:
+                        delta["reasoning_content"], reasoned = reasoning[len(reasoned) :], reasoning
+                if piece.finish is not None and parsed.tool_calls:
+                    delta["tool_calls"] = [{"index": i, **_call(c)} for i, c in enumerate(parsed.tool_calls)]
+                yield msgspec.json.encode(self._chunk(delta, piece, parsed))
+        if self._request.with_usage:
+            yield msgspec.json.encode(self._body("chat.completion.chunk", [], self._usage(len(tokens))))
+
+    def _pieces(self) -> AsyncGenerator[Piece]:
+        return self._service.pieces(self._request, self._prompt, self._params)
+
+    def _parsed(self, tokens: list[int], text: str, piece: Piece) -> Message:
+        """The message so far. Where a stop string cut it, that is its text: the tokens say more."""
+        if isinstance(piece.stop_reason, str):
+            return Message("assistant", text)
+        return self._renderer.parse(tokens, self._prompt, self._tools)
+
+    def _chunk(
+        self, delta: dict[str, Any], piece: Piece | None = None, parsed: Message | None = None
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        if piece is not None and parsed is not None:
+            choice["finish_reason"] = _finish(piece, parsed)
+            choice["stop_reason"] = piece.stop_reason
+            if self._request.logprobs:
+                choice["logprobs"] = {"content": self._logprobs(piece)}
+            if self._request.return_token_ids:
+                choice["token_ids"] = piece.tokens
+        return self._body("chat.completion.chunk", [choice])
+
+    def _body(self, kind: str, choices: list[dict[str, Any]], usage: Usage | None = None) -> dict[str, Any]:
+        body = {"id": self._id, "object": kind, "created": self._created, "model": self._request.model}
+        return {**body, "choices": choices, "usage": usage}
+
+    def _usage(self, sampled: int) -> Usage:
+        return Usage(len(self._prompt), sampled, len(self._prompt) + sampled)
+
+    def _logprobs(self, piece: Piece) -> list[dict[str, Any]]:
+        rows = []
+        for i, (token, logprob) in enumerate(zip(piece.tokens, piece.logprobs, strict=True)):
+            top = [self._told(t, v) for t, v in piece.top[i]] if piece.top else []
+            rows.append({**self._told(token, logprob), "top_logprobs": top})
+        return rows
+
+    def _told(self, token: int, logprob: float) -> dict[str, Any]:
+        name = self._renderer.decode((token,))
+        return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
+
+
+def _finish(piece: Piece, parsed: Message) -> str | None:
+    return "tool_calls" if piece.finish == "stop" and parsed.tool_calls else piece.finish
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    arguments = call.arguments
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": text}}
+
+
+def _tools(request: ChatRequest) -> tuple[ToolSpec, ...]:
+    if request.tool_choice not in (None, "auto", "none"):
+        raise ApiError(
+            f"tool_choice={request.tool_choice!r} is not supported by the embedded engine: 'auto' and 'none' are",
+            param="tool_choice",
+        )
+    if request.tool_choice == "none":
+        return ()
+    none: dict[str, Any] = {"type": "object", "properties": {}}
+    functions = [tool.function for tool in request.tools or ()]
+    return tuple(ToolSpec(f.name, f.description or "", f.parameters or none) for f in functions)
+
+
+def _message(message: ChatMessage, index: int) -> Message:
+    role = "system" if message.role == _AS_SYSTEM else message.role
+    if role not in _ROLES:
+        raise ApiError(f"role={role!r} is not one of {', '.join(_ROLES)}", param=f"messages[{index}].role")
+    return Message(
+        role,  # type: ignore[arg-type]  # just checked
+        _content(message, index),
+        tuple(_tool_call(c) for c in message.tool_calls or ()),
+        message.tool_call_id,
+        message.name,
+        message.reasoning_content,
+    )
+
+
+def _content(message: ChatMessage, index: int) -> str:
+    content = message.content
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ApiError(
+                f"a part of type {part.get('type')!r} is not supported: only text is",
+                param=f"messages[{index}].content",
+            )
+    return "".join(part["text"] for part in content)
+
+
+def _tool_call(call: ChatCall) -> ToolCall:
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            return ToolCall(call.id, call.function.name, msgspec.json.decode(arguments, type=dict[str, Any]))
+        except msgspec.MsgspecError:
+            return ToolCall(call.id, call.function.name, arguments)
+    return ToolCall(call.id, call.function.name, arguments or {})

@@ -1,0 +1,85 @@
+"""Answers that end when the client goes away.
+
+A generation is worth computing only while somebody waits for it: a dropped connection cancels the work behind an answer
+at once, streamed or not.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import anyio
+from anyio import CancelScope
+from moonmill.agents.engine.protocol import ApiError
+from moonmill.agents.engine.service import GenerationError
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class WhileConnected(Response):
+    """Runs `work` to send the answer, and cancels it when the client disconnects."""
+
+    def __init__(self, work: Callable[[Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
+            await self._work(send)
+            tasks.cancel_scope.cancel()
+
+
+def whole(make: Callable[[], Awaitable[bytes]]) -> WhileConnected:
+    """An answer in one piece of JSON."""
+
+    async def work(send: Send) -> None:
+        try:
+            await _send_json(send, 200, await make())
+        except GenerationError as e:
+            await _send_json(send, 500, ApiError(str(e), 500).body())
+
+    return WhileConnected(work)
+
+
+def streamed(chunks: Callable[[], AsyncIterator[bytes]]) -> WhileConnected:
+    """An answer in server-sent events, one for each chunk of JSON."""
+
+    async def work(send: Send) -> None:
+        started = False
+        try:
+            async for chunk in chunks():
+                if not started:
+                    await _start(send, 200, b"text/event-stream; charset=utf-8")
+                    started = True
+                await _body(send, b"data: " + chunk + b"\n\n", more=True)
+        except GenerationError as e:
+            error = ApiError(str(e), 500).body()
+            if not started:
+                await _send_json(send, 500, error)
+                return
+            await _body(send, b"data: " + error + b"\n\n", more=True)
+        await _body(send, _DONE, more=False)
+
+    return WhileConnected(work)
+
+
+async def _send_json(send: Send, status: int, body: bytes) -> None:
+    await _start(send, status, b"application/json", len(body))
+    await _body(send, body, more=False)
+
+
+async def _start(send: Send, status: int, kind: bytes, length: int | None = None) -> None:
+    headers = [(b"content-type", kind)]
+    headers.append((b"cache-control", b"no-cache") if length is None else (b"content-length", str(length).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _body(send: Send, body: bytes, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _cancel_on_disconnect(receive: Receive, scope: CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

@@ -1,0 +1,167 @@
+"""One episode, from a task to a rollout.
+
+`EpisodeRunner.run` always returns a rollout: what breaks on the way gives it the status `failed`, never an exception and
+never a reward. Only cancellation passes through.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+import anyio
+import msgspec
+
+from moonmill.agents.agent import Agent, Session
+from moonmill.envs import EnvHost, MultiTurnEnv
+from moonmill.errors import ContextFullError, EngineError, MoonmillError, PromptTooLongError
+from moonmill.types import Message, Rollout, Segment, Status, StopReason, Task, Timings, ToolFault
+
+EnvFactory = Callable[[], MultiTurnEnv]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EpisodeRunner:
+    """Plays episodes of one environment with one agent; many may run at once.
+
+    Args:
+        env_id: what the environment is called in rollouts and errors.
+        factory: makes an environment, for one episode.
+        agent: plays.
+    """
+
+    def __init__(self, env_id: str, factory: EnvFactory, agent: Agent) -> None:
+        self.env_id = env_id
+        self.factory = factory
+        self.agent = agent
+
+    async def run(self, task: Task, *, id: str, seed: int, index: int = 0, group: str | None = None) -> Rollout:
+        """Play `task` to its end and score it.
+
+        Args:
+            task: the problem.
+            id: the rollout's id.
+            seed: decides everything random in the episode, sampling included.
+            index: the admission number.
+            group: the group the rollout belongs to, in the group modes.
+        """
+        started_at, start = time.time(), time.monotonic()
+        episode = _Episode()
+        scoring = 0.0
+        try:
+            async with EnvHost(self.factory, self.env_id) as host:
+                await episode.play(host, self.agent, task, seed)
+                rollout = episode.rollout(self.env_id, task, id, seed, index, group)
+                scored_from = time.monotonic()
+                if rollout.status is not Status.FAILED:
+                    rollout = await host.score(rollout)
+                scoring = time.monotonic() - scored_from
+        except MoonmillError as e:
+            episode.fail(e)
+            rollout = episode.rollout(self.env_id, task, id, seed, index, group)
+        timings = Timings(started_at, time.monotonic() - start, episode.generation, episode.environment, scoring)
+        return msgspec.structs.replace(rollout, timings=timings)
+
+
+class _Episode:
+    """What has happened so far in one episode."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.segments: list[Segment] = []
+        self.turn_rewards: list[float] = []
+        self.status = Status.FINISHED
+        self.stop_reason = StopReason.ANSWERED
+        self.error: str | None = None
+        self.generation = 0.0
+        self.environment = 0.0
+        self.observation: Sequence[Message] = ()
+        self.faults: tuple[ToolFault, ...] = ()
+
+    async def play(self, host: EnvHost, agent: Agent, task: Task, seed: int) -> None:
+        """Take turns until the environment, a limit or a failure ends the episode."""
+        with anyio.move_on_after(host.max_seconds) as scope:
+            try:
+                self.observation = await self._timed_env(host.reset, task, seed)
+                session = agent.session(host.tool_specs, seed)
+                while not await self._turn(host, session):
+                    pass
+            except ContextFullError:
+                self._truncate(StopReason.MAX_TOKENS)
+            except MoonmillError as e:
+                self.fail(e)
+        if scope.cancelled_caught:
+            self._truncate(StopReason.TIME_LIMIT)
+
+    async def _turn(self, host: EnvHost, session: Session) -> bool:
+        """One answer of the agent and the environment's reaction; True when the episode is over."""
+        observation = self.observation
+        self.messages += observation
+        start = time.monotonic()
+        try:
+            turn = await session.act(observation)
+        finally:
+            self.generation += time.monotonic() - start
+        self.segments += turn.segments
+        self.messages.append(turn.message)
+        self.turn_rewards.append(0.0)
+        result = await self._timed_env(host.step, turn.message, turn.finish_reason)
+        self.turn_rewards[-1] = result.reward
+        self.observation = result.messages
+        self.faults = host.faults
+        if result.terminated:
+            self.stop_reason = StopReason.STOPPED if turn.message.tool_calls else StopReason.ANSWERED
+        elif turn.finish_reason == "length":
+            self._truncate(StopReason.LENGTH)
+        elif len(self.turn_rewards) >= host.max_turns:
+            self._truncate(StopReason.MAX_TURNS)
+        elif result.truncated:
+            self._truncate(StopReason.STOPPED)
+        elif host.max_tokens is not None and self._tokens() >= host.max_tokens:
+            self._truncate(StopReason.MAX_TOKENS)
+        else:
+            return False
+        self.messages += result.messages
+        return True
+
+    async def _timed_env(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        start = time.monotonic()
+        try:
+            return await call(*args, **kwargs)
+        finally:
+            self.environment += time.monotonic() - start
+
+    def _tokens(self) -> int:
+        return sum(len(s.tokens) for s in self.segments)
+
+    def _truncate(self, reason: StopReason) -> None:
+        self.status, self.stop_reason = Status.TRUNCATED, reason
+
+    def fail(self, error: Exception) -> None:
+        """Mark the episode as failed, for the reason the error's type tells."""
+        self.status = Status.FAILED
+        self.error = str(error)
+        if isinstance(error, PromptTooLongError):
+            self.stop_reason = StopReason.PROMPT_TOO_LONG
+        elif isinstance(error, EngineError):
+            self.stop_reason = StopReason.ENGINE_ERROR
+        else:
+            self.stop_reason = StopReason.ENV_ERROR
+
+    def rollout(self, env_id: str, task: Task, id: str, seed: int, index: int, group: str | None) -> Rollout:
+        """The rollout so far, not yet scored."""
+        return Rollout(
+            id=id,
+            env=env_id,
+            task=task,
+            status=self.status,
+            stop_reason=self.stop_reason,
+            index=index,
+            seed=seed,
+            group=group,
+            messages=tuple(self.messages),
+            segments=tuple(self.segments),
+            turn_rewards=tuple(self.turn_rewards),
+            tool_faults=self.faults,
+            error=self.error,
+        )

@@ -1,0 +1,66 @@
+"""What went wrong in tools: told to the model, and counted for the author.
+
+An ordinary exception in a tool is an observation. It is counted by tool and kind with the place it came from, so that a
+bug in an environment cannot hide as bad behaviour of the model. An error of ours (a lost sandbox) is neither: it passes
+through and fails the rollout.
+"""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from moonmill.envs.tools import ToolArgumentsError
+from moonmill.errors import MoonmillError
+from moonmill.types import Message, ToolCall, ToolFault
+
+
+class Answer:
+    """The answer to one call, while it is being made."""
+
+    def __init__(self, call: ToolCall) -> None:
+        self._call = call
+        self.content = ""
+
+    def message(self) -> Message:
+        return Message("tool", self.content, tool_call_id=self._call.id, name=self._call.name)
+
+
+class FaultLog:
+    """The faults of one episode."""
+
+    def __init__(self) -> None:
+        self._faults: dict[tuple[str, str], ToolFault] = {}
+
+    @property
+    def faults(self) -> tuple[ToolFault, ...]:
+        return tuple(self._faults.values())
+
+    @contextmanager
+    def watch(self, call: ToolCall) -> Iterator[Answer]:
+        """Turn what is raised inside into the answer to `call`."""
+        answer = Answer(call)
+        try:
+            yield answer
+        except ToolArgumentsError as e:
+            answer.content = str(e)
+            self._count(call.name, "invalid_arguments" if type(e) is ToolArgumentsError else "unknown_tool", str(e))
+        except MoonmillError:
+            raise
+        except (Exception, SystemExit) as e:
+            kind = type(e).__name__
+            answer.content = f"error: {kind}: {e}"
+            self._count(call.name, kind, f"{e} ({place_of(e)})")
+
+    def _count(self, tool: str, kind: str, example: str) -> None:
+        before = self._faults.get((tool, kind))
+        self._faults[tool, kind] = (
+            msgspec.structs.replace(before, count=before.count + 1) if before else ToolFault(tool, kind, 1, example)
+        )
+
+
+def place_of(error: BaseException) -> str:
+    """File and line where `error` was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown place"

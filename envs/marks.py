@@ -1,0 +1,81 @@
+"""`@reward`, `@metric` and `@stop`: methods that score, measure and end an episode.
+
+All three may be sync or async. Rewards and metrics take the finished `Rollout`; a stop method takes nothing and is asked
+after every step. A reward may return None: the rollout is then unscored, which is not the same as 0.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
+
+from msgspec import Struct
+
+from moonmill.errors import ToolDefinitionError
+
+F = TypeVar("F", bound=Callable[..., Any])
+Kind = Literal["reward", "metric", "stop"]
+_MARK = "__moonmill_mark__"
+_ARGUMENTS = {"reward": ["self", "rollout"], "metric": ["self", "rollout"], "stop": ["self"]}
+
+
+class Mark(Struct, frozen=True):
+    """A marked method."""
+
+    method: str
+    kind: Kind
+    weight: float = 1.0
+
+
+@overload
+def reward(method: F, /) -> F: ...
+@overload
+def reward(*, weight: float = 1.0) -> Callable[[F], F]: ...
+def reward(method: Callable[..., Any] | None = None, /, *, weight: float = 1.0) -> Any:
+    """Score the finished episode: `def name(self, rollout: Rollout) -> float | None`.
+
+    Args:
+        method: the method, where the decorator is used without arguments.
+        weight: what the value is multiplied by in the rollout's reward; 0 only records it.
+    """
+
+    def mark(method: Callable[..., Any]) -> Callable[..., Any]:
+        return _mark(method, Mark(method.__name__, "reward", weight))
+
+    return mark if method is None else mark(method)
+
+
+def metric(method: F) -> F:
+    """Measure the finished episode, without effect on training: `def name(self, rollout: Rollout) -> float`."""
+    return _mark(method, Mark(method.__name__, "metric"))
+
+
+def stop(method: F) -> F:
+    """End the episode when this returns true: `def name(self) -> bool`, asked after every step."""
+    return _mark(method, Mark(method.__name__, "stop"))
+
+
+def collect_marks(owner: type) -> tuple[Mark, ...]:
+    """The marked methods of a class, base classes' first; an override without a mark is not one.
+
+    Raises:
+        ToolDefinitionError: a marked method has other parameters than its kind is called with.
+    """
+    names = dict.fromkeys(name for cls in reversed(owner.__mro__) for name in vars(cls))
+    marks = []
+    for name in names:
+        mark = getattr(getattr(owner, name, None), _MARK, None)
+        if not isinstance(mark, Mark):
+            continue
+        wanted, found = _ARGUMENTS[mark.kind], list(inspect.signature(getattr(owner, name)).parameters)
+        if len(found) != len(wanted):
+            raise ToolDefinitionError(
+                f"{owner.__name__}.{name}: a @{mark.kind} method has the parameters ({', '.join(wanted)}), this one has "
+                f"({', '.join(found)})"
+            )
+        marks.append(mark)
+    return tuple(marks)
+
+
+def _mark(method: F, mark: Mark) -> F:
+    setattr(method, _MARK, mark)
+    return method

@@ -1,0 +1,24 @@
+"""Options that several commands share."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def set_option(function: F) -> F:
+    """`--set KEY=VALUE`, any number of times, as the argument `overrides`."""
+    return click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change one value of the config, such as learner.lr=1e-4. The value is YAML. May be repeated.",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """`--json` as the argument `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout, for programs.")(function)

@@ -1,0 +1,44 @@
+"""Where results go: tables for people, JSON for programs, both on stdout.
+
+On a terminal tables have lines and colours. Elsewhere they are aligned plain text, never cut to a width and without
+escape codes.
+"""
+
+import sys
+from typing import Any, TextIO
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_UNLIMITED = 100_000
+"""Columns of an output that is no terminal: nothing is wrapped."""
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A console on `stream`, by default stdout. Text is printed as it stands: brackets are no markup."""
+    out = Console(file=stream or sys.stdout, markup=False, emoji=False, highlight=False)
+    if not out.is_terminal:
+        out.width = _UNLIMITED
+    return out
+
+
+def table(out: Console, *columns: str, numbers: bool = False) -> Table:
+    """An empty table that suits `out`.
+
+    Args:
+        out: where it will be printed.
+        columns: the headings.
+        numbers: whether all columns but the first hold numbers, which are aligned on the right.
+    """
+    grid = Table(box=box.SIMPLE_HEAD if out.is_terminal else None, pad_edge=False, header_style="bold")
+    for i, heading in enumerate(columns):
+        grid.add_column(heading, justify="right" if numbers and i else "left", overflow="fold")
+    return grid
+
+
+def print_json(value: Any) -> None:
+    """`value`, which msgspec can encode, as indented JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

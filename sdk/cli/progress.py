@@ -1,0 +1,126 @@
+"""What a run looks like while it goes on, always on stderr: alive on a terminal, one plain line at a time elsewhere."""
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from moonmill.cli.figures import number, seconds, share
+from moonmill.cli.output import console
+from moonmill.reporting import EvalResult, Reporter, StepLine
+
+_HISTORY = 60
+"""Steps of reward that the live display draws."""
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@contextmanager
+def reporting() -> Iterator[Reporter]:
+    """The reporter that suits stderr."""
+    if console(sys.stderr).is_terminal:
+        with LiveReporter() as reporter:
+            yield reporter
+    else:
+        yield PlainReporter()
+
+
+class PlainReporter:
+    """One line for each event."""
+
+    def phase(self, text: str) -> None:
+        click.echo(text, err=True)
+
+    def step(self, line: StepLine) -> None:
+        click.echo(step_text(line), err=True)
+
+    def eval(self, result: EvalResult) -> None:
+        click.echo(eval_text(result), err=True)
+
+    def warn(self, text: str) -> None:
+        click.echo(f"warning: {text}", err=True)
+
+
+class LiveReporter:
+    """A progress bar, the reward's course and the newest step's figures; evaluations and warnings stay above them."""
+
+    def __init__(self) -> None:
+        self._console = console(sys.stderr)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+        self._rewards: deque[float] = deque(maxlen=_HISTORY)
+        self._live = Live(self._bar, console=self._console, transient=True, refresh_per_second=4)
+
+    def __enter__(self) -> "LiveReporter":
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def phase(self, text: str) -> None:
+        self._bar.update(self._task, description=text)
+
+    def step(self, line: StepLine) -> None:
+        if line.reward is not None:
+            self._rewards.append(line.reward)
+        self._bar.update(self._task, completed=line.step, total=line.steps_total)
+        course = Text(f"  reward {sparkline(self._rewards)} {number(line.reward)}", style="green")
+        self._live.update(Group(self._bar, course, Text(f"  {step_text(line)}", style="dim")))
+
+    def eval(self, result: EvalResult) -> None:
+        self._console.print(eval_text(result), style="bold")
+
+    def warn(self, text: str) -> None:
+        self._console.print(f"warning: {text}", style="yellow")
+
+
+def step_text(line: StepLine) -> str:
+    """A step on one line. Figures that were not measured are left out."""
+    parts = [f"step {line.step}/{line.steps_total}", f"v{line.version}"]
+    if line.reward is not None:
+        parts.append(f"reward {number(line.reward, 3)}")
+    if line.success is not None:
+        parts.append(f"success {share(line.success)}")
+    parts.append(f"staleness {number(line.staleness_mean, 1)} (max {line.staleness_max})")
+    if line.masked_share is not None:
+        parts.append(f"masked {share(line.masked_share, 2)}")
+    named = {"ratio std": line.ratio_std, "entropy": line.entropy, "expl. var.": line.explained_variance}
+    parts += [f"{name} {number(value, 3)}" for name, value in named.items() if value is not None]
+    if line.tool_errors:
+        parts.append(f"tool errors {share(line.tool_errors)}")
+    counts = {"dropped": line.dropped, "failed": line.failed}
+    parts += [f"{name} {count}" for name, count in counts.items() if count]
+    parts += [f"{number(line.tokens_per_second, 0)} tok/s", seconds(line.seconds)]
+    return "  ".join(parts)
+
+
+def eval_text(result: EvalResult) -> str:
+    """An evaluation on one line."""
+    text = (
+        f"{result.label} at T = {result.temperature:g}: success {share(result.success)} "
+        f"({share(result.low)} to {share(result.high)}) of {result.samples}, turns {number(result.turns, 1)}, "
+        f"tool errors {share(result.tool_error_share)}"
+    )
+    return f"{text}, failed {result.failed}" if result.failed else text
+
+
+def sparkline(values: "deque[float] | list[float]") -> str:
+    """`values` as one row of bars, from the lowest to the highest."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((v - low) * scale)] for v in values)

@@ -1,0 +1,87 @@
+"""`moonmill serve`: the embedded engine as a server of its own, for any OpenAI client."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from moonmill.cli.models import policy_of
+from moonmill.cli.options import json_option
+
+_STOP_SECONDS = 10
+"""How long the engine may take to end before it is killed."""
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--name", help="What requests call the model; by default the folder's name.")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--max-batch", type=click.IntRange(min=1), default=64, show_default=True, help="Requests at once.")
+@click.option("--max-length", type=click.IntRange(min=1), help="Longest context; by default the model's.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:0")
+@json_option
+def serve(
+    model: Path,
+    name: str | None,
+    host: str,
+    port: int,
+    threads: int,
+    max_batch: int,
+    max_length: int | None,
+    dtype: str,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Serve a model to any OpenAI client.
+
+    MODEL is a model's folder, or a run's, which stands for its newest checkpoint. The server runs until
+    Ctrl-C and answers OpenAI's /v1/completions, /v1/chat/completions (with tools) and /v1/models.
+    """
+    served = name or model.resolve().name
+    arguments = {
+        "--model": policy_of(model),
+        "--served-name": served,
+        "--host": host,
+        "--port": port,
+        "--threads": threads,
+        "--max-batch": max_batch,
+        "--max-length": max_length,
+        "--dtype": dtype,
+        "--device": device,
+    }
+    given = [part for flag, value in arguments.items() if value is not None for part in (flag, str(value))]
+    command = [sys.executable, "-m", "moonmill.agents.engine", *given, "--exit-with-stdin"]
+    # The engine lives as long as the pipe to its stdin: it cannot outlive us, however we end.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+        try:
+            code = _attend(engine, served, host, as_json)
+        except KeyboardInterrupt:
+            code = 0
+        finally:
+            _stop(engine)
+    click.get_current_context().exit(code)
+
+
+def _attend(engine: "subprocess.Popen[str]", served: str, host: str, as_json: bool) -> int:
+    """Say where the engine listens, once it does, and wait for its end."""
+    assert engine.stdout
+    line = engine.stdout.readline()
+    if line:
+        ready = json.loads(line)["ready"]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{ready['port']}/v1"
+        facts = {"url": url, "model": served, "pid": engine.pid}
+        click.echo(json.dumps(facts) if as_json else f"serving {served} at {url} (Ctrl-C stops)")
+    return engine.wait()
+
+
+def _stop(engine: "subprocess.Popen[str]") -> None:
+    engine.terminate()
+    try:
+        engine.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        engine.kill()

@@ -1,0 +1,103 @@
+"""Results as tables for people."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+
+from moonmill.cli.figures import NONE, number, seconds, share
+from moonmill.cli.output import table
+from moonmill.reporting import EvalResult, Summary
+from moonmill.types import ToolFault
+
+_FAULTS_SHOWN = 8
+_EXAMPLE_WIDTH = 100
+
+
+def print_summary(out: Console, summary: Summary) -> None:
+    """A run: its evaluations, what changed, and where its rollouts and its time went."""
+    out.print(f"{summary.run}: {summary.status}, {summary.steps} steps, version {summary.version}", style="bold")
+    if summary.evals:
+        out.print()
+        print_evals(out, summary.evals)
+        for line in changes(summary.evals):
+            out.print(line)
+    out.print()
+    grid = table(out, "", "")
+    grid.show_header = False
+    for name, text in _facts(summary):
+        grid.add_row(name, text)
+    out.print(grid)
+    print_faults(out, summary.tool_faults)
+
+
+def print_evals(out: Console, evals: Sequence[EvalResult]) -> None:
+    """One row an evaluation, one column a level."""
+    levels = list(dict.fromkeys(level for result in evals for level in result.by_level))
+    grid = table(
+        out,
+        *("evaluation", "T", "samples", "success", "95% interval", *(f"level {level}" for level in levels)),
+        *("reward", "turns", "tool errors", "failed"),
+        numbers=True,
+    )
+    for r in evals:
+        by_level = (share(r.by_level[level].success) if level in r.by_level else NONE for level in levels)
+        interval = f"{share(r.low)} to {share(r.high)}"
+        grid.add_row(
+            *(r.label, f"{r.temperature:g}", str(r.samples), share(r.success), interval, *by_level),
+            *(number(r.mean_reward, 3), number(r.turns, 1), share(r.tool_error_share), str(r.failed)),
+        )
+    out.print(grid)
+
+
+def print_faults(out: Console, faults: Iterable[ToolFault]) -> None:
+    """What went wrong in tools, most often first."""
+    ordered = sorted(faults, key=lambda f: -f.count)
+    if not ordered:
+        return
+    out.print()
+    grid = table(out, "tool fault", "kind", "count", "for example")
+    for fault in ordered[:_FAULTS_SHOWN]:
+        grid.add_row(fault.tool, fault.kind, f"{fault.count:,}", _shorten(fault.example))
+    out.print(grid)
+    if len(ordered) > _FAULTS_SHOWN:
+        out.print(f"and {len(ordered) - _FAULTS_SHOWN} more kinds")
+
+
+def changes(evals: Sequence[EvalResult]) -> list[str]:
+    """What became of success between the first and the last evaluation at each temperature."""
+    by_temperature: dict[float, list[EvalResult]] = {}
+    for result in evals:
+        by_temperature.setdefault(result.temperature, []).append(result)
+    return [
+        f"T = {temperature:g}: {share(of[0].success)} {of[0].label}, {share(of[-1].success)} {of[-1].label}: "
+        f"{100 * (of[-1].success - of[0].success):+.1f} points"
+        for temperature, of in by_temperature.items()
+        if len(of) > 1
+    ]
+
+
+def _facts(s: Summary) -> Iterable[tuple[str, str]]:
+    yield "rollouts", f"{s.rollouts_finished:,} finished, {s.rollouts_trained:,} trained on"
+    yield "dropped", _counts(s.dropped)
+    yield "failed or unscored", _counts(s.failed)
+    at_most = f"95% at most {s.staleness.p95:g}, maximum {s.staleness.max}"
+    yield "staleness", f"mean {number(s.staleness.mean)}, {at_most}"
+    yield "masked tokens", share(s.masked_share_mean, 2)
+    parts = f"generation {seconds(s.generation_seconds)}, learning {seconds(s.learning_seconds)}"
+    yield "time", f"{seconds(s.wall_seconds)}; {parts}"
+    yield "overlap", f"{share(s.overlap)} of the learning time, generation ran as well"
+    yield "trained tokens/s", number(s.tokens_per_second, 0)
+    for cause, waited in s.waits.items():
+        yield f"wait: {cause}", seconds(waited)
+
+
+def _counts(by_reason: Mapping[str, int]) -> str:
+    if not by_reason:
+        return "none"
+    ordered = sorted(by_reason.items(), key=lambda item: -item[1])
+    return f"{sum(by_reason.values()):,} ({', '.join(f'{reason} {n:,}' for reason, n in ordered)})"
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _EXAMPLE_WIDTH else f"{line[: _EXAMPLE_WIDTH - 1]}…"

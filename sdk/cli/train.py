@@ -1,0 +1,41 @@
+"""`moonmill train`."""
+
+import shlex
+from pathlib import Path
+
+import click
+
+from moonmill.cli.options import json_option, set_option
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@set_option
+@click.option("--resume", is_flag=True, help="Continue the run that stands in the config's run directory.")
+@json_option
+def train(config: Path, overrides: tuple[str, ...], resume: bool, as_json: bool) -> None:
+    """Train a policy as a YAML file says.
+
+    Ctrl-C stops after the current step, with a checkpoint; a second one stops at once. Either can be resumed.
+    """
+    from moonmill.cli.output import console, print_json
+    from moonmill.cli.progress import reporting
+    from moonmill.cli.tables import print_summary
+    from moonmill.config_io import load_config
+    from moonmill.errors import RunError
+    from moonmill.trainer.run import train as run
+
+    settings = load_config(config, overrides)
+    arguments = [str(config), *(part for override in overrides for part in ("--set", override))]
+    stopped = RunError(f"stopped; resume with: moonmill train {shlex.join(arguments)} --resume")
+    with reporting() as reporter:
+        try:
+            summary = run(settings, resume=resume, reporter=reporter)
+        except KeyboardInterrupt as e:
+            raise stopped from e
+    if as_json:
+        print_json(summary)
+    else:
+        print_summary(console(), summary)
+    if summary.status == "stopped":
+        raise stopped

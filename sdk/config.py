@@ -1,0 +1,197 @@
+"""The configuration of a run: plain data, with defaults that work.
+
+One struct per section of the YAML file; the docstring under a field is its documentation. How a file becomes a `Config`,
+and how a wrong key is reported, is in `config_io`. Unknown keys are refused. Ranges stand in the types, so that a value
+out of range is reported with its path like a value of the wrong type.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from moonmill.types import Sampling
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+class EnvConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which environment, and with which arguments."""
+
+    id: str
+    """A registered id (`moonmill envs list`), or `path/to/file.py:Class`, or `package.module:Class`."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the environment's constructor."""
+
+
+class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The policy to start from."""
+
+    path: str
+    """A folder with a transformers model and its tokenizer, or a hub id. A folder is looked for beside the config."""
+    max_length: PositiveInt = 2048
+    """Longest context in tokens, prompt and actions of all turns together."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    """Where engine and learner compute: `cpu`, `cuda`, `cuda:0`."""
+    renderer: str = "auto"
+    """How messages become tokens: `auto` (from the model folder), a name the `renderers` package knows, or the import
+    path of a renderer class (`package.module:Class`)."""
+
+
+class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The process that samples."""
+
+    type: Literal["embedded"] = "embedded"
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """0 lets the system choose a free one."""
+    threads: PositiveInt = 1
+    max_batch: PositiveInt = 64
+    """Requests that are decoded at once; further ones wait."""
+    start_timeout: PositiveFloat = 120.0
+    """Seconds until the engine must answer `/health`."""
+    request_timeout: PositiveFloat = 120.0
+    """Seconds without a byte from the engine before a request is given up and tried again."""
+    max_restarts: Count = 5
+    """How often a dead engine or learner is started again in one run."""
+
+
+class GaeConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="gae", tag_field="type"):
+    """Skip-observation GAE, with a critic (SAO, arXiv 2607.07508)."""
+
+    gamma: Fraction = 1.0
+    lam: Fraction | Literal["adaptive"] = "adaptive"
+    """λ of the policy's advantages; `adaptive` is 1 − 1/(α·l), l the rollout's number of action tokens."""
+    alpha: PositiveFloat = 1.5
+    critic_lam: Fraction = 1.0
+    """λ of the critic's targets; 1 is the Monte Carlo return."""
+    normalize: bool = True
+    """Scale the advantages of a batch to zero mean and unit variance over its action tokens."""
+    bootstrap_truncated: bool = False
+    """Continue a truncated episode's return with the critic's value instead of ending it at its reward."""
+
+
+class GroupZscoreConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="group_zscore", tag_field="type"):
+    """Reward minus the group's mean, over its standard deviation (GRPO, arXiv 2402.03300)."""
+
+    group_size: Annotated[int, Meta(ge=2)] = 8
+    min_valid: Annotated[int, Meta(ge=2)] = 2
+    """A group with failed members is kept while this many remain."""
+    epsilon: PositiveFloat = 1e-6
+
+
+class DisConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="dis", tag_field="type"):
+    """Strict double-sided mask of the token ratio to the rollout policy (SAO)."""
+
+    low: PositiveFloat = 0.3
+    """Tokens count while 1 − low < ratio < 1 + high."""
+    high: PositiveFloat = 5.0
+
+
+class PpoClipConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="ppo_clip", tag_field="type"):
+    """PPO's clipped surrogate on the token ratio to the rollout policy (arXiv 1707.06347)."""
+
+    low: PositiveFloat = 0.2
+    high: PositiveFloat = 0.2
+
+
+class CriticConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The learned critic: the policy's backbone with a value head, attention frozen."""
+
+    lr: PositiveFloat = 5e-6
+    updates: PositiveInt = 2
+    """Value updates per policy update (K)."""
+    warmup_steps: Count = 10
+    """Steps at the start that train the critic alone. They make no new version."""
+    freeze_attention: bool = True
+    advantages: Literal["before_update", "after_update"] = "after_update"
+    """Whether advantages use the critic's values from before or after the step's value updates. The paper does not say;
+    `after_update` uses the better-informed values."""
+
+
+class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A preset, and what is to differ from it."""
+
+    preset: Literal["sao", "grpo"] = "sao"
+    advantage: GaeConfig | GroupZscoreConfig | None = None
+    objective: DisConfig | PpoClipConfig | None = None
+    critic: CriticConfig | None = None
+    """None takes the preset's; `grpo` has no critic."""
+
+
+class AsyncConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How far generation may run ahead of learning."""
+
+    max_staleness: Count = 4
+    """Most versions between the oldest token of a rollout and the policy that trains on it. 0 is on-policy."""
+    max_concurrent: PositiveInt = 64
+    """Episodes in flight."""
+    window: PositiveInt | None = None
+    """Windowed FIFO: a batch is taken from the oldest `window` admitted rollouts. None: twice the batch."""
+    on_new_version: Literal["interrupt", "finish"] = "interrupt"
+    """What becomes of running generations when a version is published."""
+
+
+class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The process that owns policy and critic."""
+
+    batch_rollouts: PositiveInt = 64
+    """Rollouts per policy update."""
+    lr: PositiveFloat = 1e-6
+    warmup_steps: Count = 0
+    """Policy updates over which the learning rate rises linearly to `lr`."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    micro_batch_tokens: PositiveInt = 16384
+    """Most tokens in one forward pass; a batch is accumulated over as many passes as it needs."""
+    threads: PositiveInt = 1
+    step_timeout: PositiveFloat = 1800.0
+    """Seconds a single learner step may take."""
+
+
+class TrainConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The run as a whole."""
+
+    steps: PositiveInt = 100
+    """Policy updates."""
+    seed: int = 0
+    checkpoint_every: PositiveInt = 20
+    eval_every: Count = 0
+    """Evaluate after every so many policy updates; 0 only before and after training, where `eval.samples` is not 0."""
+    keep_checkpoints: PositiveInt = 2
+    max_failures: PositiveInt = 64
+    """Consecutive failed or unscored rollouts after which the run stops."""
+
+
+class EvalConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Evaluation on the held-out split."""
+
+    samples: Count = 0
+    """Tasks per evaluation; 0 evaluates nothing."""
+    temperatures: tuple[NonNegativeFloat, ...] = (1.0, 0.0)
+    split: str = "eval"
+    success: float = 1.0
+    """A rollout whose reward is at least this is a success."""
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything `moonmill train` needs."""
+
+    env: EnvConfig
+    model: ModelConfig
+    name: str = ""
+    """Name of the run; empty takes the config file's name."""
+    run_dir: str = ""
+    """Where the run is kept; empty is `runs/<name>` in the working directory."""
+    engine: EngineConfig = EngineConfig()
+    sampling: Sampling = Sampling()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    async_: AsyncConfig = field(default=AsyncConfig(), name="async")
+    learner: LearnerConfig = LearnerConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()

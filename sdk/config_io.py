@@ -1,0 +1,165 @@
+"""Config files to `Config` and back.
+
+A file is read whole before anything is believed: every unknown key, missing key and wrong value in it is reported in
+one error, with its dotted path, its line, the value seen and what belongs there. `load_config(path)` of what
+`dump_config` wrote gives an equal `Config`.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from moonmill import plain_yaml
+from moonmill.config import Config
+from moonmill.config_check import describe_all, problems
+from moonmill.errors import ConfigError
+
+KeyPath = tuple[str, ...]
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config in the YAML file `path`.
+
+    A relative `model.path`, and the file of an `env.id` such as `env.py:MyEnv`, is looked for beside the config first,
+    then in the working directory. A config without a name is named after its file, and one without a run directory gets
+    `runs/<name>`.
+
+    Args:
+        path: the file.
+        overrides: `dotted.key=value` each, the value in YAML; they win over the file. Relative paths in them are looked
+            for in the working directory first.
+
+    Raises:
+        ConfigError: the file cannot be read, or does not hold a valid config.
+    """
+    document = plain_yaml.parse(_read(path), str(path))
+    if not isinstance(document.data, dict):
+        found = "is empty" if document.data is None else f"holds a {type(document.data).__name__}, not keys and values"
+        raise ConfigError(f"{path} {found}; a config needs at least `env: {{id: …}}` and `model: {{path: …}}`")
+    config = make_config(
+        document.data, overrides, source=str(path), folder=path.absolute().parent, lines=document.lines
+    )
+    name = config.name or path.stem
+    return msgspec.structs.replace(config, name=name, run_dir=config.run_dir or f"runs/{name}")
+
+
+def make_config(
+    data: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    source: str,
+    folder: Path,
+    lines: Mapping[KeyPath, int] | None = None,
+) -> Config:
+    """A config from plain data.
+
+    Args:
+        data: sections and their values, as a file holds them.
+        overrides: as for `load_config`.
+        source: what errors call the data.
+        folder: where relative paths are looked for first.
+        lines: the line of each key, for errors.
+
+    Raises:
+        ConfigError: the data is not a valid config.
+    """
+    data, overridden = _override(data, overrides)
+    found = problems(Config, data)
+    if found:
+        said = describe_all(found, lines or {}, overridden)
+        raise ConfigError(f"{source}: {said[0]}" if len(said) == 1 else "\n  ".join((f"{source}:", *said)))
+    try:
+        config = msgspec.convert(data, Config)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{source}: {e}") from e
+    return _resolve_paths(config, folder.absolute(), overridden)
+
+
+def dump_config(config: Config) -> str:
+    """`config` as YAML, with every value, the defaults too."""
+    return plain_yaml.dump(_plain(config))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as e:
+        raise ConfigError(f"no config file {path}{_neighbours(path)}") from e
+    except IsADirectoryError as e:
+        inside = f"{path / 'config.yaml'}" if (path / "config.yaml").exists() else "the YAML file in it"
+        raise ConfigError(f"{path} is a folder, not a config file; give {inside}") from e
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path} is not a text file in UTF-8: byte {e.start} is {e.object[e.start]:#04x}") from e
+    except OSError as e:
+        raise ConfigError(f"cannot read the config file {path}: {e.strerror}") from e
+
+
+def _neighbours(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f": there is no folder {path.parent}"
+    names = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))
+    near = difflib.get_close_matches(path.name, names, n=1)
+    if near:
+        return f", did you mean {path.parent / near[0]}?"
+    return f"; the folder has {', '.join(names)}" if names else "; the folder has no YAML file"
+
+
+def _override(data: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[KeyPath]]:
+    """`data` with the overrides in it, and the paths they set."""
+    result = dict(data)
+    paths: list[KeyPath] = []
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        path = tuple(name.strip().split("."))
+        if not equals or not all(path):
+            raise ConfigError(f"--set {override}: expected key=value, such as learner.lr=1e-4")
+        value = plain_yaml.parse(text, f"the value of --set {override}").data
+        _put(result, path, value, override)
+        paths.append(path)
+    return result, paths
+
+
+def _put(section: dict[str, Any], path: KeyPath, value: Any, override: str) -> None:
+    """Set `path` in `section`. Inner mappings are copied on the way, so that the caller's data stays as it was."""
+    for depth, key in enumerate(path[:-1], 1):
+        inner = section.get(key)
+        if inner is not None and not isinstance(inner, dict):
+            raise ConfigError(
+                f"--set {override}: `{'.'.join(path[:depth])}` is the value {inner!r}, with no keys in it"
+            )
+        section[key] = dict(inner or {})
+        section = section[key]
+    section[path[-1]] = value
+
+
+def _resolve_paths(config: Config, folder: Path, overridden: Sequence[KeyPath]) -> Config:
+    def look(key: KeyPath, name: str) -> Path | None:
+        places = (folder, Path.cwd())
+        typed_here = any(key[: len(path)] == path for path in overridden)
+        candidates = [place / name for place in (reversed(places) if typed_here else places)]
+        return next((c.resolve() for c in candidates if c.exists()), None)
+
+    model = look(("model", "path"), config.model.path)
+    if model is not None and model.is_dir():
+        config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(model)))
+    file, colon, name = config.env.id.rpartition(":")
+    env = look(("env", "id"), file) if file.endswith(".py") else None
+    if env is not None:
+        config = msgspec.structs.replace(config, env=msgspec.structs.replace(config.env, id=f"{env}{colon}{name}"))
+    return config
+
+
+def _plain(value: Any) -> Any:
+    """Builtins, with defaults: `msgspec.to_builtins` leaves them out where a struct says so."""
+    if isinstance(value, msgspec.Struct):
+        info = value.__struct_config__
+        tag = {info.tag_field: info.tag} if info.tag_field else {}
+        return tag | {f.encode_name: _plain(getattr(value, f.name)) for f in msgspec.structs.fields(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value

@@ -1,0 +1,63 @@
+"""Every error a user is meant to read.
+
+A message says what was wrong, where, the value that was seen, and what to do. The command line prints these without a
+traceback; anything else that escapes is a bug of ours and is reported as one.
+"""
+
+
+class MoonmillError(Exception):
+    """Base of all of them. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(MoonmillError):
+    """A configuration or command-line value that cannot be used."""
+
+    exit_code = 2
+
+
+class RegistryError(ConfigError):
+    """An environment id that nothing is registered under, or that cannot be imported."""
+
+
+class ToolDefinitionError(TypeError, MoonmillError):
+    """A tool, reward, metric or stop method whose signature cannot be expressed. Raised when the class is defined."""
+
+
+class EpisodeOverError(MoonmillError):
+    """`step` was called on an episode that has ended, or before `reset`."""
+
+
+class EnvCodeError(MoonmillError):
+    """An environment's own code raised outside a tool, or returned what it must not."""
+
+
+class EngineError(MoonmillError):
+    """The engine could not be started, reached, or would not answer."""
+
+
+class PromptTooLongError(MoonmillError):
+    """A prompt leaves no room for an action in the model's context."""
+
+
+class ContextFullError(MoonmillError):
+    """A conversation has used up the model's context."""
+
+
+class RenderError(MoonmillError):
+    """Messages cannot become tokens, or cannot be appended without changing tokens that were sampled."""
+
+
+class WorkerDiedError(MoonmillError):
+    """A process of ours ended that should have gone on."""
+
+
+class RunError(MoonmillError):
+    """A training run cannot go on."""
+
+
+class RunDirectoryError(MoonmillError):
+    """A run directory that cannot be read, written or resumed."""
+
+    exit_code = 2

@@ -1,0 +1,74 @@
+"""Append-only JSON lines that survive a killed writer.
+
+A line is written with one `write` call, so a reader sees whole lines but for a torn last one, which a kill can leave;
+`JsonlWriter` cuts it off when it opens the file, `read_jsonl` passes over it. Appending hands the line to the kernel:
+it outlives our process, and `sync` makes it outlive the machine.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from moonmill.errors import RunDirectoryError
+
+T = TypeVar("T")
+
+
+class JsonlWriter:
+    """One writer per file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+            _cut_torn_line(path)
+        except OSError as e:
+            raise RunDirectoryError(f"cannot write {path}: {e.strerror}") from e
+        self._encoder = msgspec.json.Encoder()
+
+    def append(self, record: Any) -> None:
+        self._file.write(self._encoder.encode(record) + b"\n")
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_jsonl(path: Path, type: type[T]) -> Iterator[T]:
+    """The records of `path`, none where the file is missing.
+
+    Raises:
+        RunDirectoryError: a line other than a torn last one is not a `type`.
+    """
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(type)
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield decoder.decode(line)
+            except msgspec.MsgspecError as e:
+                raise RunDirectoryError(f"{path}, line {number} cannot be read: {e}") from e
+
+
+def _cut_torn_line(path: Path) -> None:
+    with open(path, "rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = size
+        while end > 0:
+            step = min(end, 1 << 16)
+            file.seek(end - step)
+            at = file.read(step).rfind(b"\n")
+            if at >= 0:
+                end = end - step + at + 1
+                break
+            end -= step
+        if end != size:
+            file.truncate(end)

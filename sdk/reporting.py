@@ -1,0 +1,131 @@
+"""What a run tells its user while it goes on, and what is left to say at its end.
+
+Plain frozen data and one Protocol: the trainer reports, whoever started it decides how that looks. A share or mean that
+nothing was measured for is None, never 0.
+"""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from moonmill.types import ToolFault
+
+
+class StepLine(Struct, frozen=True):
+    """One learner step. Shares are between 0 and 1, seconds are wall-clock."""
+
+    step: int
+    """Counted from 1."""
+    steps_total: int
+    version: int
+    """The newest version after the step."""
+    reward: float | None = None
+    """Mean over the rollouts trained on."""
+    success: float | None = None
+    """Share of them whose reward is at least `eval.success`."""
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    masked_share: float | None = None
+    """Share of action tokens that the objective left out."""
+    ratio_std: float | None = None
+    entropy: float | None = None
+    explained_variance: float | None = None
+    """Of the critic; None in the modes without one."""
+    tokens_per_second: float = 0.0
+    """Tokens trained on, over the seconds of the step."""
+    rollouts: int = 0
+    """Trained on in this step; the next two count what was given up since the step before."""
+    dropped: int = 0
+    failed: int = 0
+    tool_errors: float = 0.0
+    """Share of the rollouts in which a tool call failed."""
+    seconds: float = 0.0
+    """Since the step before."""
+
+
+class LevelResult(Struct, frozen=True):
+    """Success at one level of difficulty."""
+
+    samples: int
+    success: float
+
+
+class EvalResult(Struct, frozen=True):
+    """One evaluation at one temperature. Failed and unscored rollouts are counted in `failed`, not in the figures."""
+
+    label: str
+    """When: `before`, `step 20`, `after`."""
+    version: int
+    temperature: float
+    samples: int
+    """Rollouts that were scored."""
+    success: float
+    low: float
+    """95% Wilson interval of `success`, with `high`."""
+    high: float
+    mean_reward: float
+    by_level: dict[str, LevelResult] = {}
+    turns: float = 0.0
+    """Mean assistant turns of a rollout."""
+    tool_error_share: float = 0.0
+    """Share of the rollouts in which a tool call failed."""
+    failed: int = 0
+
+
+class StalenessSummary(Struct, frozen=True):
+    """Staleness of the rollouts trained on, in versions."""
+
+    mean: float = 0.0
+    p95: float = 0.0
+    max: int = 0
+
+
+class Summary(Struct, frozen=True):
+    """A run in figures, as its directory tells them."""
+
+    run: str
+    """The run directory."""
+    status: str
+    """`finished`, `running`, `stopped` (by Ctrl-C), `failed` (with an error) or `killed`."""
+    steps: int
+    version: int
+    evals: tuple[EvalResult, ...] = ()
+    rollouts_trained: int = 0
+    rollouts_finished: int = 0
+    dropped: dict[str, int] = {}
+    """Rollouts given up, by reason."""
+    failed: dict[str, int] = {}
+    """Rollouts that failed or were unscored, by reason."""
+    tool_faults: tuple[ToolFault, ...] = ()
+    """Exceptions in tools, summed over the run by tool and kind."""
+    staleness: StalenessSummary = StalenessSummary()
+    masked_share_mean: float | None = None
+    generation_seconds: float = 0.0
+    learning_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    overlap: float | None = None
+    """Share of the learning time during which generation ran as well."""
+    tokens_per_second: float = 0.0
+    """Tokens trained on, over the run's wall-clock."""
+    waits: dict[str, float] = {}
+    """Seconds waited, by cause."""
+
+
+class Reporter(Protocol):
+    """Who listens to a run. Methods are called from the run's event loop and return at once."""
+
+    def phase(self, text: str) -> None:
+        """The run turns to something new: `starting the engine`, `evaluating`."""
+        ...
+
+    def step(self, line: StepLine) -> None:
+        """A learner step is done."""
+        ...
+
+    def eval(self, result: EvalResult) -> None:
+        """An evaluation is done."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Something went wrong that the run got over."""
+        ...

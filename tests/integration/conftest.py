@@ -1,0 +1,75 @@
+"""Real runs of the real command line, on the shipped starter policy."""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from moonmill.jsonl import read_jsonl
+from moonmill.trainer.records import Event, StepRecord
+from moonmill.types import Rollout
+
+ROOT = Path(__file__).parents[2]
+POLICY = ROOT / "examples" / "calculator" / "policy"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config of a run that takes seconds: small batches, no evaluation."""
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        f"""
+env: {{id: calculator-v0}}
+model: {{path: {POLICY}, max_length: 256}}
+run_dir: {tmp_path / "run"}
+engine: {{max_batch: 16}}
+sampling: {{max_tokens: 32}}
+algorithm: {{preset: sao, critic: {{lr: 2.0e-3, warmup_steps: 2}}}}
+async: {{max_staleness: 2, max_concurrent: 16}}
+learner: {{batch_rollouts: 8, lr: 1.0e-4}}
+train: {{steps: 10, checkpoint_every: 4}}
+"""
+    )
+    return path
+
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def moonmill(tmp_path: Path) -> Cli:
+    """Runs the command line to its end, in a folder of its own."""
+
+    def run(*args: object, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "moonmill", *map(str, args)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=timeout, check=False)
+
+    return run
+
+
+def assert_accounted_for(run: Path) -> None:
+    """Every finished rollout was trained on exactly once, or dropped once with a reason."""
+    finished = Counter(r.id for r in read_jsonl(run / "rollouts.jsonl", Rollout))
+    ended = Counter[str]()
+    for record in read_jsonl(run / "steps.jsonl", StepRecord):
+        ended.update(record.consumed)
+        ended.update(d.rollout for d in record.dropped)
+        assert all(d.reason for d in record.dropped)
+    assert set(finished.values()) == {1}
+    assert ended == finished
+
+
+def events(run: Path, kind: str) -> list[Event]:
+    return [e for e in read_jsonl(run / "events.jsonl", Event) if e.kind == kind]
+
+
+def steps(run: Path) -> list[StepRecord]:
+    return [s for s in read_jsonl(run / "steps.jsonl", StepRecord) if s.step is not None]
+
+
+def as_json(result: "subprocess.CompletedProcess[str]") -> object:
+    return msgspec.json.decode(result.stdout)

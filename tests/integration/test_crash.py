@@ -1,0 +1,85 @@
+"""Promise 3: kill any process at any moment, and nothing is lost and nothing is counted twice."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Cli, assert_accounted_for, events, steps
+
+DEADLINE = 240.0
+POINTS = int(os.environ.get("MOONMILL_CRASH_POINTS", "1"))
+"""Random moments per process; raise it for a longer search."""
+
+
+@pytest.mark.parametrize("seed", range(POINTS))
+@pytest.mark.parametrize("victim", ["engine", "learner"])
+def test_a_killed_child_is_started_again_and_the_run_ends(config: Path, tmp_path: Path, victim: str, seed: int) -> None:
+    run = tmp_path / "run"
+    with start(config, tmp_path) as trainer:
+        os.kill(pid_of(run, victim, trainer), 0)
+        wait_for_steps(run, random.Random(f"{victim}{seed}").randint(1, 8), trainer)
+        os.kill(pid_of(run, victim, trainer), signal.SIGKILL)
+        assert trainer.wait(DEADLINE) == 0, trainer.communicate()
+    assert events(run, f"{victim}_restarted")
+    assert steps(run)[-1].version == 10
+    assert_accounted_for(run)
+
+
+@pytest.mark.parametrize("seed", range(POINTS))
+def test_a_killed_controller_takes_its_children_along_and_resumes(
+    config: Path, tmp_path: Path, moonmill: Cli, seed: int
+) -> None:
+    run = tmp_path / "run"
+    with start(config, tmp_path) as trainer:
+        wait_for_steps(run, random.Random(seed).randint(1, 8), trainer)
+        children = [pid_of(run, name, trainer) for name in ("engine", "learner")]
+        trainer.kill()
+    wait_until(lambda: not any(alive(pid) for pid in children), "the children to end")
+    done = len(steps(run))
+    resumed = moonmill("train", config, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert [s.step for s in steps(run)] == list(range(1, 13))
+    assert len(steps(run)) > done
+    assert_accounted_for(run)
+
+
+def start(config: Path, folder: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "moonmill", "train", str(config)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def pid_of(run: Path, name: str, trainer: "subprocess.Popen[str]") -> int:
+    wait_until(lambda: bool(events(run, f"{name}_started")), f"the {name} to start", trainer)
+    return int(events(run, f"{name}_started")[-1].data["pid"])
+
+
+def wait_for_steps(run: Path, count: int, trainer: "subprocess.Popen[str]") -> None:
+    wait_until(lambda: len(steps(run)) >= count, f"step {count}", trainer)
+
+
+def wait_until(condition: object, what: str, trainer: "subprocess.Popen[str] | None" = None) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():  # type: ignore[operator]
+        assert trainer is None or trainer.poll() is None, f"the trainer ended before {what}: {trainer.communicate()}"
+        assert time.monotonic() < deadline, f"waited too long for {what}"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie has ended; it only waits for whoever adopted it.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,0 +1,76 @@
+"""What the logs say after a crash at any point."""
+
+from pathlib import Path
+
+import pytest
+
+from moonmill.config import Config, EnvConfig, ModelConfig
+from moonmill.errors import RunDirectoryError
+from moonmill.rundir import RunDirectory
+from moonmill.trainer.buffer import Drop
+from moonmill.trainer.ledger import Ledger
+from moonmill.trainer.records import StepRecord
+from moonmill.types import Rollout, Status, StopReason, Task
+
+
+def rollout(index: int) -> Rollout:
+    return Rollout(f"{index:08d}", "test-v0", Task("?"), Status.FINISHED, StopReason.ANSWERED, index=index, reward=1.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run", Config(env=EnvConfig("test-v0"), model=ModelConfig("nowhere")))
+
+
+def written(run: RunDirectory, indices: list[int], steps: list[StepRecord]) -> Ledger:
+    ledger = Ledger(run)
+    for index in indices:
+        ledger.rollout(rollout(index))
+    for record in steps:
+        ledger.step(record)
+    return ledger
+
+
+def test_a_new_run_has_nothing_to_recover(run: RunDirectory) -> None:
+    recovery = Ledger(run).recover()
+    assert (recovery.step, recovery.version, recovery.pending, recovery.next_index) == (0, 0, (), 0)
+
+
+def test_finished_rollouts_are_consumed_dropped_or_pending(run: RunDirectory) -> None:
+    first = StepRecord(1, 0, consumed=("00000000", "00000002"), dropped=(Drop("00000001", "stale"),))
+    second = StepRecord(2, 1, consumed=("00000003",))
+    recovery = written(run, [0, 2, 1, 3, 4], [first, second]).recover()
+    assert (recovery.step, recovery.version, recovery.consumed) == (2, 1, 3)
+    assert [r.index for r in recovery.pending] == [4]
+
+
+def test_episodes_that_did_not_finish_are_played_again_and_none_is_skipped(run: RunDirectory) -> None:
+    recovery = written(run, [0, 3, 5], []).recover()
+    assert recovery.holes == (1, 2, 4)
+    assert recovery.next_index == 6
+
+
+def test_a_torn_last_line_is_cut_off_and_its_episode_played_again(run: RunDirectory) -> None:
+    written(run, [0, 1], []).close()
+    whole = run.rollouts.read_bytes()
+    run.rollouts.write_bytes(whole[:-10])
+    recovery = written(run, [2], []).recover()
+    assert [r.index for r in recovery.pending] == [0, 2]
+    assert recovery.holes == (1,)
+
+
+def test_steps_after_a_checkpoint_come_with_their_rollouts_in_order(run: RunDirectory) -> None:
+    steps = [StepRecord(1, 1, ("00000000",)), StepRecord(2, 2, ("00000002", "00000001")), StepRecord(None, 2)]
+    ledger = written(run, [0, 1, 2], steps)
+    assert [(record.step, [r.index for r in rollouts]) for record, rollouts in ledger.steps_after(1)] == [(2, [2, 1])]
+
+
+def test_logs_of_two_runs_are_told_apart(run: RunDirectory) -> None:
+    ledger = written(run, [0], [StepRecord(1, 1, ("00000009",))])
+    with pytest.raises(RunDirectoryError, match="00000009"):
+        list(ledger.steps_after(0))
+
+
+def test_a_second_trainer_in_one_run_directory_is_refused(run: RunDirectory) -> None:
+    with pytest.raises(RunDirectoryError, match="another process is training"):
+        RunDirectory.open(run.path).lock()

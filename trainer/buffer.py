@@ -1,0 +1,150 @@
+"""Rollouts between the episode and the learner: a state machine without I/O or clock.
+
+Every admitted rollout leaves exactly once: in a batch, or dropped with a reason. Batches are taken by windowed FIFO:
+among the oldest `window` admitted, the first that are finished. So a slow episode is not waited for, and since the window
+does not move past it, it is not starved either.
+
+The unit is a group: of one rollout in single-rollout mode, of `group_size` in the group modes. Rollout `index` belongs to
+the unit `index // group_size`.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from moonmill.types import Rollout, Status
+
+
+class Drop(Struct, frozen=True):
+    """A rollout that will not be trained on, and why."""
+
+    rollout: str
+    reason: str
+
+
+class Batch(Struct, frozen=True):
+    """What one learner step consumes."""
+
+    rollouts: tuple[Rollout, ...]
+    staleness: tuple[int, ...]
+    """Versions between the policy about to be updated and the oldest token, per rollout."""
+
+
+class Buffer:
+    """Admitted rollouts, running and finished.
+
+    Args:
+        batch_units: units in a batch.
+        window: the oldest so many units are looked at; at least `batch_units`.
+        max_staleness: older rollouts are dropped when they would be consumed.
+        group_size: rollouts in a unit.
+        min_valid: a unit is kept while so many of its members can be trained on.
+    """
+
+    def __init__(
+        self, *, batch_units: int, window: int, max_staleness: int, group_size: int = 1, min_valid: int = 1
+    ) -> None:
+        if window < batch_units:
+            raise ValueError(f"window {window} is smaller than a batch of {batch_units}")
+        self.batch_units = batch_units
+        self.window = window
+        self.max_staleness = max_staleness
+        self.group_size = group_size
+        self.min_valid = min_valid
+        self.accepted = 0
+        """Rollouts that were consumed or may yet be, without the running ones."""
+        self.running = 0
+        self._units: dict[int, list[Rollout | None]] = {}
+        self._drops: list[Drop] = []
+
+    def admit(self, index: int) -> None:
+        """An episode with this admission number starts."""
+        unit = self._units.setdefault(index // self.group_size, [None] * self.group_size)
+        if unit[index % self.group_size] is not None:
+            raise ValueError(f"rollout {index} is already finished")
+        self.running += 1
+
+    def add(self, rollout: Rollout) -> None:
+        """An admitted episode has ended."""
+        self.running -= 1
+        self.accepted += 1
+        key = rollout.index // self.group_size
+        unit = self._units[key]
+        unit[rollout.index % self.group_size] = rollout
+        if all(unit):
+            reasons = [_unfit(r) for r in unit if r is not None]
+            if reasons.count(None) < self.min_valid:
+                # A whole unit without use gives its place back at once, not only when it would be consumed.
+                self._drop_unit(key, "group_incomplete")
+
+    def take(self, version: int) -> Batch | None:
+        """The next batch for the policy `version`, None while not enough is finished. Stale units are dropped."""
+        self._drop_stale(version)
+        ready = [key for key in self._window() if all(self._units[key])]
+        if len(ready) < self.batch_units:
+            return None
+        return self._consume(ready[: self.batch_units], version)
+
+    def take_drops(self) -> tuple[Drop, ...]:
+        """What was dropped since the last call."""
+        drops, self._drops = tuple(self._drops), []
+        return drops
+
+    def drain(self, reason: str) -> None:
+        """Drop everything that is finished; running episodes are forgotten."""
+        for key in list(self._units):
+            self._drop_unit(key, reason)
+        self.running = 0
+
+    @property
+    def finished(self) -> int:
+        """Finished rollouts that wait to be consumed."""
+        return sum(r is not None for unit in self._units.values() for r in unit)
+
+    def _window(self) -> list[int]:
+        return sorted(self._units)[: self.window]
+
+    def _drop_stale(self, version: int) -> None:
+        for key, unit in list(self._units.items()):
+            if all(unit) and _unit_staleness(unit, version) > self.max_staleness:
+                self._drop_unit(key, "stale")
+
+    def _consume(self, keys: Iterable[int], version: int) -> Batch:
+        rollouts: list[Rollout] = []
+        for key in keys:
+            for rollout in self._units.pop(key):
+                assert rollout is not None
+                if reason := _unfit(rollout):
+                    self._drop(rollout, reason)
+                else:
+                    rollouts.append(rollout)
+        return Batch(tuple(rollouts), tuple(_staleness(r, version) for r in rollouts))
+
+    def _drop_unit(self, key: int, reason: str) -> None:
+        for rollout in self._units.pop(key):
+            if rollout is not None:
+                self._drop(rollout, _unfit(rollout) or reason)
+
+    def _drop(self, rollout: Rollout, reason: str) -> None:
+        self.accepted -= 1
+        self._drops.append(Drop(rollout.id, reason))
+
+
+def _unfit(rollout: Rollout) -> str | None:
+    """Why a finished rollout can never be trained on, None if it can."""
+    if rollout.status is Status.FAILED:
+        return f"failed: {rollout.stop_reason}"
+    if rollout.reward is None:
+        return "unscored"
+    if rollout.oldest_version is None:
+        return "no_actions"
+    return None
+
+
+def _unit_staleness(unit: Iterable[Rollout | None], version: int) -> int:
+    return max(_staleness(r, version) for r in unit if r is not None and _unfit(r) is None)
+
+
+def _staleness(rollout: Rollout, version: int) -> int:
+    oldest = rollout.oldest_version
+    return 0 if oldest is None else version - oldest

@@ -1,0 +1,267 @@
+"""The heart of a run: episodes are admitted, batches are taken, versions are published, all at once.
+
+Always: a rollout is in the ledger before it is in the buffer; a step is in the ledger before its weights are published;
+nothing waits for a particular episode. The parts do not know the controller; it knows them.
+"""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from moonmill.agents.runner import EpisodeRunner
+from moonmill.config import Config
+from moonmill.envs import Taskset
+from moonmill.errors import RunError
+from moonmill.reporting import Reporter, StepLine
+from moonmill.seeding import derive_seed
+from moonmill.trainer.admission import capacity
+from moonmill.trainer.buffer import Batch, Buffer
+from moonmill.trainer.ledger import Ledger, Recovery
+from moonmill.trainer.messages import StepAnswer
+from moonmill.trainer.meter import Meter, Spans
+from moonmill.trainer.publisher import Publisher, Target
+from moonmill.trainer.records import StepRecord
+from moonmill.types import Rollout, Status
+
+
+class Learner(Protocol):
+    """What the controller needs of the learner."""
+
+    async def step(self, step: int, rollouts: tuple[Rollout, ...]) -> StepAnswer:
+        """Train on a batch."""
+        ...
+
+    async def checkpoint(self) -> Path:
+        """Save everything."""
+        ...
+
+
+class Controller:
+    """One run of the training loop.
+
+    Args:
+        config: the run's.
+        ledger: its logs.
+        learner: trains.
+        engine: takes new versions.
+        runner: plays episodes.
+        taskset: the training tasks.
+        buffer: an empty buffer of the right shape.
+        reporter: told of every step.
+        evaluate: evaluates the current version; called with a label, in the background.
+        recovery: where the run stands.
+        steps_total: learner steps of the whole run, those that train the critic alone among them.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        ledger: Ledger,
+        learner: Learner,
+        engine: Target,
+        runner: EpisodeRunner,
+        taskset: Taskset,
+        buffer: Buffer,
+        reporter: Reporter,
+        evaluate: Callable[[str], Awaitable[None]],
+        recovery: Recovery,
+        steps_total: int,
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._learner = learner
+        self._publisher = Publisher(engine, recovery.step, self._notify)
+        self._runner = runner
+        self._taskset = taskset
+        self._buffer = buffer
+        self._reporter = reporter
+        self._evaluate = evaluate
+        self._meter = Meter()
+        self._spans = self._meter.spans()
+        self._changed = anyio.Event()
+        self._stopping = False
+        self._failures = 0
+        self._steps_total = steps_total
+        self.step = recovery.step
+        self.version = recovery.version
+        self._again = list(recovery.holes)
+        self._next_index = recovery.next_index
+        self._restore(recovery)
+
+    def stop(self) -> None:
+        """End the run after the learner's current step, with a checkpoint."""
+        self._stopping = True
+        self._notify()
+
+    @property
+    def stopped(self) -> bool:
+        """`stop` was called before all steps were done."""
+        return self._stopping and self.version < self._config.train.steps
+
+    async def train(self) -> None:
+        """Train until the configured number of policy updates is done, or `stop` is called.
+
+        Raises:
+            RunError: the run cannot go on.
+        """
+        async with anyio.create_task_group() as evaluations:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._publisher.run)
+                group.start_soon(self._admit, group)
+                await self._learn(evaluations)
+                while self._publisher.step < self.step:
+                    await self._changed.wait()
+                # What still runs now belongs to no step.
+                group.cancel_scope.cancel()
+            if self.stopped:
+                evaluations.cancel_scope.cancel()
+        await self._learner.checkpoint()
+        if not self.stopped:
+            self._buffer.drain("run_ended")
+            self._ledger.step(StepRecord(None, self.version, dropped=self._buffer.take_drops()))
+        self._ledger.sync()
+
+    def _restore(self, recovery: Recovery) -> None:
+        self._buffer.accepted = recovery.consumed
+        size = self._buffer.group_size
+        for rollout in recovery.pending:
+            self._buffer.admit(rollout.index)
+            self._buffer.add(rollout)
+        # A group that was begun is completed, also where none of its later members was ever started.
+        while self._next_index % size:
+            self._again.append(self._next_index)
+            self._next_index += 1
+
+    async def _admit(self, group: TaskGroup) -> None:
+        while True:
+            room = capacity(
+                max_concurrent=self._config.async_.max_concurrent,
+                max_staleness=self._config.async_.max_staleness,
+                batch=self._config.learner.batch_rollouts,
+                published=self._publisher.step,
+                accepted=self._buffer.accepted,
+                running=self._buffer.running,
+            )
+            for _ in range(room):
+                index = self._next()
+                self._buffer.admit(index)
+                group.start_soon(self._episode, index)
+            await self._changed.wait()
+
+    def _next(self) -> int:
+        if self._again:
+            return self._again.pop(0)
+        self._next_index += 1
+        return self._next_index - 1
+
+    async def _episode(self, index: int) -> None:
+        """Play the episode with this admission number and keep what comes of it."""
+        size = self._buffer.group_size
+        with self._meter.generating():
+            task = await anyio.to_thread.run_sync(self._taskset.task, index // size)
+            rollout = await self._runner.run(
+                task,
+                id=f"{index:08d}",
+                index=index,
+                seed=derive_seed(self._config.train.seed, "rollout", index),
+                group=f"{index // size:08d}" if size > 1 else None,
+            )
+        self._ledger.rollout(rollout)
+        self._buffer.add(rollout)
+        self._count_failure(rollout)
+        self._notify()
+
+    def _count_failure(self, rollout: Rollout) -> None:
+        if rollout.status is not Status.FAILED and rollout.reward is not None:
+            self._failures = 0
+            return
+        self._failures += 1
+        if self._failures >= self._config.train.max_failures:
+            raise RunError(
+                f"the last {self._failures} rollouts failed or were unscored (train.max_failures), so there is nothing "
+                f"to train on. The last one: {rollout.error or 'a reward method returned None'}"
+            )
+
+    async def _learn(self, evaluations: TaskGroup) -> None:
+        train = self._config.train
+        while self.version < train.steps and not self._stopping:
+            waiting_from = self._meter.spans().wall
+            while (batch := self._buffer.take(self.version)) is None:
+                self._notify()  # Stale rollouts that were dropped have freed their places.
+                await self._changed.wait()
+                if self._stopping:
+                    return
+            waited = self._meter.spans().wall - waiting_from
+            with self._meter.learning():
+                answer = await self._learner.step(self.step + 1, batch.rollouts)
+            made_version = answer.version > self.version
+            self.step, self.version = answer.step, answer.version
+            self._commit(batch, answer, waited)
+            self._publisher.offer(answer.step, answer.version, Path(answer.weights) if answer.weights else None)
+            self._notify()
+            if self.step % train.checkpoint_every == 0:
+                await self._learner.checkpoint()
+                self._ledger.sync()
+            if made_version and train.eval_every and self.version % train.eval_every == 0:
+                evaluations.start_soon(self._evaluate, f"step {self.version}")
+
+    def _commit(self, batch: Batch, answer: StepAnswer, waited: float) -> None:
+        spans = self._meter.spans()
+        before, self._spans = self._spans, spans
+        rollouts = batch.rollouts
+        record = StepRecord(
+            step=answer.step,
+            version=answer.version,
+            consumed=tuple(r.id for r in rollouts),
+            dropped=self._buffer.take_drops(),
+            staleness=batch.staleness,
+            reward=fmean(r.reward for r in rollouts if r.reward is not None),
+            turns=fmean(r.turns for r in rollouts),
+            truncated=fmean(r.status is Status.TRUNCATED for r in rollouts),
+            tool_fault_share=fmean(bool(r.tool_faults) for r in rollouts),
+            action_tokens=sum(r.action_tokens for r in rollouts),
+            tokens=sum(r.tokens for r in rollouts),
+            waited=waited,
+            spans=Spans(
+                spans.wall - before.wall,
+                spans.generating - before.generating,
+                spans.learning - before.learning,
+                spans.both - before.both,
+            ),
+            metrics=answer.metrics,
+        )
+        self._ledger.step(record)
+        self._reporter.step(self._line(record, batch))
+
+    def _line(self, record: StepRecord, batch: Batch) -> StepLine:
+        metrics, seconds = record.metrics, record.spans.wall
+        failed = sum(d.reason.startswith("failed") or d.reason == "unscored" for d in record.dropped)
+        return StepLine(
+            step=self.step,
+            steps_total=self._steps_total,
+            version=self.version,
+            reward=record.reward,
+            success=fmean((r.reward or 0.0) >= self._config.eval.success for r in batch.rollouts),
+            staleness_mean=fmean(record.staleness),
+            staleness_max=max(record.staleness),
+            masked_share=metrics.get("masked_share"),
+            ratio_std=metrics.get("ratio_std"),
+            entropy=metrics.get("entropy"),
+            explained_variance=metrics.get("explained_variance"),
+            tokens_per_second=record.tokens / max(seconds, 1e-9),
+            rollouts=len(record.consumed),
+            dropped=len(record.dropped) - failed,
+            failed=failed,
+            tool_errors=record.tool_fault_share,
+            seconds=seconds,
+        )
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

@@ -1,0 +1,175 @@
+"""The engine of a run: started, kept alive, and given each new version.
+
+While it is down, requests wait in the client and go on from the tokens they have. A restarted engine gets the current
+version before it is used again.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import anyio.to_thread
+
+from moonmill.agents.client import InferenceClient, version_name
+from moonmill.agents.processes import ServerProcess
+from moonmill.config import Config
+from moonmill.errors import EngineError, WorkerDiedError
+from moonmill.types import Sampling
+
+_PUBLISH_ATTEMPTS = 3
+_BACKOFF_SECONDS = 0.5
+"""Wait before the first restart; it doubles with each further one."""
+_PROBE = Sampling(temperature=0.0, max_tokens=1)
+
+Note = Callable[..., None]
+"""Takes the kind of an event and its data."""
+
+
+class EngineHost:
+    """One supervised engine process and the client that talks to it.
+
+    Args:
+        config: the run's.
+        log: where the engine's output goes.
+        note: told of restarts and versions.
+        probe: tokens of a prompt; after each hand-over it is sampled from, to see that the new weights answer.
+        scratch: weights in this folder are deleted once their version is out of use; weights elsewhere are left alone.
+    """
+
+    def __init__(self, config: Config, log: Path, note: Note, probe: list[int], scratch: Path) -> None:
+        self._config = config
+        self._scratch = scratch
+        self._note = note
+        self._probe_prompt = probe
+        self._probe_value: float | None = None
+        self.server = ServerProcess(
+            "engine", engine_argv(config), log_path=log, start_timeout=config.engine.start_timeout
+        )
+        self._weights: dict[int, Path] = {}
+        self._pinned: set[int] = set()
+        self._clients: set[InferenceClient] = set()
+        self._swap = anyio.Lock()
+        self._up = anyio.Event()
+        self.client: InferenceClient
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["EngineHost"]:
+        """Start the engine; it is stopped at the end."""
+        async with self.server, self._connect(0, self._config.async_.on_new_version) as self.client:
+            self._up.set()
+            self._note("engine_started", pid=self.server.pid)
+            yield self
+
+    async def supervise(self) -> None:
+        """Restart the engine whenever it ends, at most `engine.max_restarts` times. Runs until cancelled.
+
+        Raises:
+            WorkerDiedError: it has ended once too often.
+        """
+        for restarts in range(self._config.engine.max_restarts + 1):
+            await self.server.wait_dead()
+            self._up = anyio.Event()
+            self._note("engine_died", restarts=restarts, returncode=self.server.returncode)
+            if restarts == self._config.engine.max_restarts:
+                break
+            await anyio.sleep(_BACKOFF_SECONDS * 2**restarts)
+            async with self._swap:
+                await self.server.restart()
+                for client in self._clients:
+                    client.set_base_url(self.server.base_url)
+                for version, path in self._weights.items():
+                    await self.client.load_version(version, path)
+            self._up.set()
+            self._note("engine_restarted", pid=self.server.pid)
+        raise WorkerDiedError(
+            f"the engine ended {self._config.engine.max_restarts + 1} times (engine.max_restarts); its last words are "
+            f"in {self.server.log_path}"
+        )
+
+    async def publish(self, version: int, weights: Path) -> None:
+        """Hand a version over: load it, see that it answers, sample from it, and forget old ones.
+
+        Raises:
+            EngineError: the engine would not take it, also after a restart.
+        """
+        start = time.monotonic()
+        for attempt in range(1, _PUBLISH_ATTEMPTS + 1):
+            try:
+                with anyio.fail_after(self._config.engine.request_timeout):
+                    async with self._swap:
+                        await self.client.load_version(version, weights)
+                        self._weights[version] = weights
+                        value = await self.client.probe(self._probe_prompt, _PROBE, version)
+                        await self.client.use_version(version)
+                        await self._forget_old(version)
+                break
+            except (EngineError, TimeoutError) as e:
+                self._note("publish_failed", version=version, attempt=attempt, error=str(e))
+                if attempt == _PUBLISH_ATTEMPTS:
+                    raise EngineError(f"the engine did not take version {version} in {attempt} attempts: {e}") from e
+                with anyio.move_on_after(self._config.engine.start_timeout):
+                    await self._up.wait()
+        if value == self._probe_value:
+            self._note(
+                "warning",
+                text=f"version {version} answers a fixed prompt exactly as the version before: its weights may not have "
+                "arrived, or the learning rate is too small to change anything",
+            )
+        self._probe_value = value
+        self._note("version_published", version=version, seconds=time.monotonic() - start)
+
+    @asynccontextmanager
+    async def pinned_client(self) -> AsyncIterator[InferenceClient]:
+        """A client that stays with the current version, which is kept on the engine meanwhile: for evaluation."""
+        version = self.client.version
+        self._pinned.add(version)
+        try:
+            async with self._connect(version, "finish") as client:
+                yield client
+        finally:
+            self._pinned.discard(version)
+
+    @asynccontextmanager
+    async def _connect(
+        self, version: int, on_new_version: Literal["interrupt", "finish"]
+    ) -> AsyncIterator[InferenceClient]:
+        engine = self._config.engine
+        async with InferenceClient(
+            self.server.base_url,
+            version=version,
+            on_new_version=on_new_version,
+            request_timeout=engine.request_timeout,
+            recover_timeout=engine.start_timeout + engine.request_timeout,
+        ) as client:
+            self._clients.add(client)
+            try:
+                yield client
+            finally:
+                self._clients.discard(client)
+
+    async def _forget_old(self, newest: int) -> None:
+        """Unload versions that nobody samples from any more, and delete their weights."""
+        # Interrupted requests have left a version as soon as the next is in use; requests that finish under theirs can
+        # be as old as the staleness bound.
+        keep = 1 if self._config.async_.on_new_version == "interrupt" else self._config.async_.max_staleness + 1
+        for version in [v for v in self._weights if v <= newest - keep and v not in self._pinned and v != newest]:
+            await self.client.unload_version(version)
+            path = self._weights.pop(version)
+            if path.parent == self._scratch:
+                await anyio.to_thread.run_sync(partial(shutil.rmtree, path, ignore_errors=True))
+
+
+def engine_argv(config: Config) -> list[str]:
+    """The command line of the embedded engine."""
+    engine, model = config.engine, config.model
+    argv = [sys.executable, "-m", "moonmill.agents.engine", "--model", model.path, "--served-name", version_name(0)]
+    argv += ["--host", engine.host, "--port", str(engine.port), "--threads", str(engine.threads)]
+    argv += ["--max-batch", str(engine.max_batch), "--max-length", str(model.max_length)]
+    argv += ["--dtype", model.dtype, "--device", model.device, "--renderer", model.renderer, "--exit-with-stdin"]
+    return argv

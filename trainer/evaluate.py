@@ -1,0 +1,140 @@
+"""How good a policy is on held-out tasks: success with its confidence interval, by level.
+
+The tasks and seeds of an evaluation depend on `train.seed` and the split alone, so two evaluations of one run, or of two
+runs with one seed, meet the same problems.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from moonmill.agents.agent import Agent
+from moonmill.agents.policy import PolicyAgent
+from moonmill.agents.rendering import load_renderer
+from moonmill.agents.runner import EnvFactory, EpisodeRunner
+from moonmill.config import Config
+from moonmill.envs import Taskset
+from moonmill.errors import RunError
+from moonmill.registry import make
+from moonmill.reporting import EvalResult, LevelResult, Reporter
+from moonmill.seeding import derive_seed
+from moonmill.trainer.engine_host import EngineHost
+from moonmill.types import Rollout, Status
+
+_Z95 = 1.959963984540054
+
+
+def evaluate(
+    config: Config,
+    *,
+    samples: int,
+    temperatures: Sequence[float],
+    reporter: Reporter,
+    log_dir: Path,
+) -> tuple[EvalResult, ...]:
+    """Start the engine on `config.model` and evaluate it at each temperature.
+
+    Args:
+        config: environment, model, engine and sampling.
+        samples: tasks at each temperature.
+        temperatures: 0 is greedy.
+        reporter: told of each result.
+        log_dir: where the engine's log goes.
+    """
+    return anyio.run(_evaluate, config, samples, tuple(temperatures), reporter, log_dir)
+
+
+async def _evaluate(
+    config: Config, samples: int, temperatures: tuple[float, ...], reporter: Reporter, log_dir: Path
+) -> tuple[EvalResult, ...]:
+    renderer = await anyio.to_thread.run_sync(load_renderer, config.model.path, config.model.renderer)
+    factory = partial(make, config.env.id, **config.env.args)
+    results = []
+
+    def note(kind: str, **data: object) -> None:
+        reporter.warn(f"{kind}: {data}")
+
+    async with AsyncExitStack() as stack:
+        host = EngineHost(config, log_dir / "engine.log", note, probe=[], scratch=log_dir)
+        await stack.enter_async_context(host.running())
+        group = await stack.enter_async_context(anyio.create_task_group())
+        group.start_soon(host.supervise)
+        for temperature in temperatures:
+            sampling = msgspec.structs.replace(config.sampling, temperature=temperature)
+            agent = PolicyAgent(host.client, renderer, sampling, config.model.max_length)
+            rollouts = await play(config, factory, agent, samples)
+            results.append(result_of(rollouts, "eval", 0, temperature, config.eval.success))
+            reporter.eval(results[-1])
+        group.cancel_scope.cancel()
+    return tuple(results)
+
+
+async def play(config: Config, factory: EnvFactory, agent: Agent, samples: int) -> list[Rollout]:
+    """The rollouts of `agent` on the first `samples` tasks of the evaluation split, in their order."""
+    taskset = Taskset(factory, config.eval.split, config.train.seed)
+    runner = EpisodeRunner(config.env.id, factory, agent)
+    rollouts: list[Rollout | None] = [None] * samples
+    limit = anyio.Semaphore(config.async_.max_concurrent)
+
+    async def one(index: int) -> None:
+        async with limit:
+            task = await anyio.to_thread.run_sync(taskset.task, index)
+            seed = derive_seed(config.train.seed, "eval", index)
+            rollouts[index] = await runner.run(task, id=f"eval-{index:06d}", seed=seed, index=index)
+
+    async with anyio.create_task_group() as group:
+        for index in range(samples):
+            group.start_soon(one, index)
+    return [r for r in rollouts if r is not None]
+
+
+def result_of(
+    rollouts: Sequence[Rollout], label: str, version: int, temperature: float, success: float
+) -> EvalResult:
+    """Count successes. Failed and unscored rollouts are no samples: they are reported beside them.
+
+    Raises:
+        RunError: there is no sample left.
+    """
+    scored = [r for r in rollouts if r.status is not Status.FAILED and r.reward is not None]
+    if not scored:
+        last = next((r.error for r in reversed(rollouts) if r.error), "a reward method returned None")
+        raise RunError(f"none of {len(rollouts)} evaluation rollouts could be scored; the last one: {last}")
+    wins = [r.reward is not None and r.reward >= success for r in scored]
+    low, high = wilson(sum(wins), len(wins))
+    levels: dict[str, list[bool]] = defaultdict(list)
+    for rollout, win in zip(scored, wins, strict=True):
+        levels[rollout.task.level].append(win)
+    return EvalResult(
+        label=label,
+        version=version,
+        temperature=temperature,
+        samples=len(scored),
+        success=fmean(wins),
+        low=low,
+        high=high,
+        mean_reward=fmean([r.reward or 0.0 for r in scored]),
+        by_level={level: LevelResult(len(levels[level]), fmean(levels[level])) for level in sorted(levels) if level},
+        turns=fmean([r.turns for r in scored]),
+        tool_error_share=fmean([bool(r.tool_faults) for r in scored]),
+        failed=len(rollouts) - len(scored),
+    )
+
+
+def wilson(successes: int, samples: int) -> tuple[float, float]:
+    """The 95% score interval of a proportion (Wilson 1927); (0, 1) without samples."""
+    if samples == 0:
+        return 0.0, 1.0
+    p = successes / samples
+    spread = _Z95 * math.sqrt(p * (1 - p) / samples + _Z95**2 / (4 * samples**2))
+    scale = 1 + _Z95**2 / samples
+    centre = p + _Z95**2 / (2 * samples)
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

@@ -1,0 +1,108 @@
+"""The learner of a run: started, brought to where the run stands, and kept alive.
+
+The learner is deterministic, so a checkpoint and the steps committed since then are as good as the newest weights: after a
+crash the missing steps are done again, with the same rollouts in the same order, and give the same versions.
+"""
+
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from moonmill.agents.processes import ServerProcess
+from moonmill.config import Config
+from moonmill.errors import RunError, WorkerDiedError
+from moonmill.rundir import RunDirectory
+from moonmill.trainer.checkpoint import latest
+from moonmill.trainer.learner_client import LearnerClient
+from moonmill.trainer.ledger import Ledger
+from moonmill.trainer.messages import StepAnswer
+from moonmill.types import Rollout
+
+_START_TIMEOUT = 300.0
+
+
+class LearnerHost:
+    """One supervised learner process.
+
+    Args:
+        config: the run's.
+        run: its directory.
+        ledger: its logs, for the steps to do again.
+        note: told of restarts and of steps done again.
+    """
+
+    def __init__(self, config: Config, run: RunDirectory, ledger: Ledger, note: Callable[..., None]) -> None:
+        self._config = config
+        self._run = run
+        self._ledger = ledger
+        self._note = note
+        self._restarts = 0
+        file = run.path / "learner.json"
+        file.write_bytes(msgspec.json.encode(config))
+        argv = [sys.executable, "-m", "moonmill.trainer.learner_server", "--config", str(file)]
+        argv += ["--run-dir", str(run.path), "--port", "0", "--exit-with-stdin"]
+        self.server = ServerProcess("learner", argv, log_path=run.logs / "learner.log", start_timeout=_START_TIMEOUT)
+        self._client: LearnerClient
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["LearnerHost"]:
+        """Start the learner and bring it to the last committed step; it is stopped at the end."""
+        async with self.server:
+            try:
+                await self._connect()
+                self._note("learner_started", pid=self.server.pid)
+                yield self
+            finally:
+                await self._client.aclose()
+
+    async def step(self, step: int, rollouts: tuple[Rollout, ...]) -> StepAnswer:
+        """Do learner step number `step`. A learner that dies over it is restarted and tries again.
+
+        Raises:
+            WorkerDiedError: it died more than `engine.max_restarts` times in this run.
+        """
+        while True:
+            try:
+                return await self._client.step(step, rollouts)
+            except WorkerDiedError as e:
+                await self._revive(e)
+
+    async def checkpoint(self) -> Path:
+        """Save everything the learner knows."""
+        while True:
+            try:
+                return await self._client.checkpoint()
+            except WorkerDiedError as e:
+                await self._revive(e)
+
+    async def _revive(self, error: WorkerDiedError) -> None:
+        self._note("learner_died", restarts=self._restarts, error=str(error))
+        if self._restarts >= self._config.engine.max_restarts:
+            raise WorkerDiedError(
+                f"the learner died {self._restarts + 1} times (engine.max_restarts): {error}. Its last words are in "
+                f"{self.server.log_path}"
+            ) from error
+        self._restarts += 1
+        await self._client.aclose()
+        await self.server.restart()
+        await self._connect()
+        self._note("learner_restarted", pid=self.server.pid)
+
+    async def _connect(self) -> None:
+        """Talk to a fresh process and bring it to the last committed step."""
+        self._client = LearnerClient(self.server.base_url, timeout=self._config.learner.step_timeout)
+        at = 0
+        if found := latest(self._run.path):
+            at = (await self._client.restore(found)).step
+        for record, rollouts in self._ledger.steps_after(at):
+            assert record.step is not None
+            answer = await self._client.step(record.step, rollouts)
+            if answer.version != record.version:
+                raise RunError(
+                    f"step {record.step} gave version {record.version} before the crash and {answer.version} after it: "
+                    "the logs and the checkpoint are not of one run"
+                )
+            self._note("step_repeated", step=record.step)

@@ -1,0 +1,96 @@
+"""The run's logs, and what they say after a crash.
+
+A finished rollout is written to `rollouts.jsonl` before anyone may train on it. A learner step is written to
+`steps.jsonl` when it is done and before its weights are published. Together they tell, at any moment, what has become of
+every finished rollout: consumed, dropped, or still to be used.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from moonmill.errors import RunDirectoryError
+from moonmill.jsonl import JsonlWriter, read_jsonl
+from moonmill.rundir import RunDirectory
+from moonmill.trainer.records import Event, StepRecord
+from moonmill.types import Rollout
+
+
+class Recovery(Struct, frozen=True):
+    """Where a run stands, read from its logs."""
+
+    step: int
+    """Learner steps committed."""
+    version: int
+    pending: tuple[Rollout, ...]
+    """Finished, neither consumed nor dropped."""
+    consumed: int
+    next_index: int
+    """The first admission number never used."""
+    holes: tuple[int, ...]
+    """Admission numbers below it whose episodes did not finish: they are played again."""
+
+
+class Ledger:
+    """Writes the logs of one run; the only writer."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self._rollouts = JsonlWriter(run.rollouts)
+        self._steps = JsonlWriter(run.steps)
+        self._events = JsonlWriter(run.events)
+
+    def rollout(self, rollout: Rollout) -> None:
+        self._rollouts.append(rollout)
+
+    def step(self, record: StepRecord) -> None:
+        self._steps.append(record)
+
+    def event(self, kind: str, **data: Any) -> None:
+        self._events.append(Event(time.time(), kind, msgspec.to_builtins(data)))
+
+    def sync(self) -> None:
+        """Make what was written outlive the machine. Called with every checkpoint."""
+        self._rollouts.sync()
+        self._steps.sync()
+
+    def close(self) -> None:
+        for log in (self._rollouts, self._steps, self._events):
+            log.close()
+
+    def recover(self) -> Recovery:
+        """Read the logs. A run that has just begun gives a recovery with nothing in it."""
+        step = version = consumed = 0
+        gone: set[str] = set()
+        for record in read_jsonl(self.run.steps, StepRecord):
+            gone.update(record.consumed)
+            gone.update(d.rollout for d in record.dropped)
+            consumed += len(record.consumed)
+            if record.step is not None:
+                step, version = record.step, record.version
+        pending: list[Rollout] = []
+        seen: set[int] = set()
+        for rollout in read_jsonl(self.run.rollouts, Rollout):
+            seen.add(rollout.index)
+            if rollout.id not in gone:
+                pending.append(rollout)
+        next_index = max(seen, default=-1) + 1
+        holes = tuple(sorted(set(range(next_index)) - seen))
+        return Recovery(step, version, tuple(pending), consumed, next_index, holes)
+
+    def steps_after(self, step: int) -> Iterator[tuple[StepRecord, list[Rollout]]]:
+        """The committed steps after `step`, oldest first, each with the rollouts it consumed, in their order."""
+        records = [r for r in read_jsonl(self.run.steps, StepRecord) if r.step is not None and r.step > step]
+        wanted = {id for record in records for id in record.consumed}
+        found = {r.id: r for r in read_jsonl(self.run.rollouts, Rollout) if r.id in wanted}
+        for record in records:
+            try:
+                yield record, [found[id] for id in record.consumed]
+            except KeyError as e:
+                raise RunDirectoryError(
+                    f"{self.run.steps} says that step {record.step} consumed rollout {e}, which {self.run.rollouts} "
+                    "does not have: the run's files are not all of one run"
+                ) from e

@@ -1,0 +1,60 @@
+"""Hands the newest weights to the engine while the learner is already at its next step.
+
+Versions the learner makes while a hand-over goes on are not queued: only the newest is handed over next.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+
+
+class Target(Protocol):
+    """Where versions go."""
+
+    async def publish(self, version: int, weights: Path) -> None:
+        """Make `version` the one that is sampled from."""
+        ...
+
+
+class Publisher:
+    """Publishes in the background.
+
+    Args:
+        target: where versions go.
+        step: the learner step behind the weights in use.
+        notify: called after each hand-over.
+    """
+
+    def __init__(self, target: Target, step: int, notify: Callable[[], None]) -> None:
+        self.step = step
+        self._notify = notify
+        self._target = target
+        self._next: tuple[int, int, Path] | None = None
+        self._wake = anyio.Event()
+
+    def offer(self, step: int, version: int, weights: Path | None) -> None:
+        """New weights to hand over. A step that made no version (`weights` is None) counts as published at once."""
+        if weights is None:
+            if self._next is None:
+                self._advance(step)
+            return
+        self._next = (step, version, weights)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Publish what is offered, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake = anyio.Event()
+            while self._next is not None:
+                step, version, weights = self._next
+                await self._target.publish(version, weights)
+                if self._next == (step, version, weights):
+                    self._next = None
+                self._advance(step)
+
+    def _advance(self, step: int) -> None:
+        self.step = step
+        self._notify()

@@ -1,0 +1,50 @@
+"""The lines of `steps.jsonl` and `events.jsonl`.
+
+`steps.jsonl` is the commit log. A line stands for a learner step that is done: its rollouts are consumed, its drops are
+final, and only afterwards are its weights published. So no token was ever sampled under a version that is not in the log,
+and a learner that comes back from an older checkpoint does the missing steps again, with the same rollouts.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+
+from moonmill.trainer.buffer import Drop
+from moonmill.trainer.meter import Spans
+
+
+class StepRecord(Struct, frozen=True, omit_defaults=True):
+    """One committed learner step; the last line of a finished run has no step and only drops."""
+
+    step: int | None
+    version: int
+    consumed: tuple[str, ...] = ()
+    """Ids of the rollouts trained on."""
+    dropped: tuple[Drop, ...] = ()
+    """Rollouts given up since the line before."""
+    staleness: tuple[int, ...] = ()
+    """Of each consumed rollout."""
+    reward: float | None = None
+    """Mean over the consumed rollouts."""
+    turns: float = 0.0
+    truncated: float = 0.0
+    """Share of the consumed rollouts that a limit ended."""
+    tool_fault_share: float = 0.0
+    """Share of the consumed rollouts in which a tool call failed."""
+    action_tokens: int = 0
+    tokens: int = 0
+    waited: float = 0.0
+    """Seconds the learner waited for this batch."""
+    spans: Spans = Spans(0.0, 0.0, 0.0, 0.0)
+    """What went on since the line before."""
+    metrics: dict[str, float] = {}
+    """The learner's own: losses, ratios, masked share, explained variance."""
+
+
+class Event(Struct, frozen=True, omit_defaults=True):
+    """Anything else worth remembering. `time` is seconds since the epoch."""
+
+    time: float
+    kind: str
+    data: dict[str, Any] = {}
+

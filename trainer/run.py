@@ -1,0 +1,224 @@
+"""A whole training run: engine, learner and controller brought up, evaluated before and after, and taken down.
+
+Whatever ends it, what is finished is in the run directory and no process of ours is left.
+"""
+
+import signal
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+from anyio.abc import TaskGroup
+
+from moonmill.agents.client import InferenceClient
+from moonmill.agents.policy import PolicyAgent
+from moonmill.agents.rendering import TurnRenderer, load_renderer
+from moonmill.agents.runner import EpisodeRunner
+from moonmill.config import Config
+from moonmill.envs import Taskset
+from moonmill.errors import MoonmillError, RunError
+from moonmill.registry import make
+from moonmill.reporting import Reporter, Summary
+from moonmill.rundir import RunDirectory
+from moonmill.trainer.algorithms.presets import ResolvedAlgorithm, resolve
+from moonmill.trainer.buffer import Buffer
+from moonmill.trainer.checkpoint import latest
+from moonmill.trainer.controller import Controller
+from moonmill.trainer.engine_host import EngineHost
+from moonmill.trainer.evaluate import play, result_of
+from moonmill.trainer.learner_host import LearnerHost
+from moonmill.trainer.ledger import Ledger, Recovery
+from moonmill.trainer.summary import read_events, summarize
+from moonmill.trainer.validate import require_valid
+
+
+_ROUTINE = frozenset({"engine_started", "learner_started", "version_published", "step_repeated"})
+
+
+def train(config: Config, *, resume: bool, reporter: Reporter) -> Summary:
+    """Train as `config` says and return the run in figures.
+
+    Ctrl-C ends the run after the learner's current step, with a checkpoint; a second one ends it at once.
+
+    Raises:
+        ConfigError: the config cannot work. Nothing has been written.
+        RunDirectoryError: the run directory cannot be used.
+        RunError: the run could not go on. What is finished is kept; `resume` continues.
+    """
+    reporter.phase("checking the config")
+    require_valid(config)
+    path = Path(config.run_dir)
+    run = (RunDirectory.resume if resume else RunDirectory.create)(path, config)
+    ledger = Ledger(run)
+    try:
+        anyio.run(_Run(config, run, ledger, reporter).main)
+    except BaseException as e:
+        ledger.event("failed", error=str(e))
+        raise
+    finally:
+        ledger.close()
+        run.unlock()
+    return summarize(path)
+
+
+class _Run:
+    def __init__(self, config: Config, run: RunDirectory, ledger: Ledger, reporter: Reporter) -> None:
+        self.config = config
+        self.run = run
+        self.ledger = ledger
+        self.reporter = reporter
+        self.algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
+        self.factory = partial(make, config.env.id, **config.env.args)
+        self.renderer: TurnRenderer
+        self.controller: Controller | None = None
+
+    async def main(self) -> None:
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._watch_signals, group)
+                await self._train()
+                group.cancel_scope.cancel()
+        except BaseExceptionGroup as e:
+            raise _first_of_ours(e) from e
+
+    async def _train(self) -> None:
+        config, ledger = self.config, self.ledger
+        recovery = await anyio.to_thread.run_sync(ledger.recover)
+        status, _ = read_events(self.run)
+        if status == "finished" and recovery.version >= config.train.steps:
+            raise RunError(
+                f"{self.run.path} has done its {recovery.version} steps: to go on, raise train.steps (--set "
+                f"train.steps={recovery.version * 2})"
+            )
+        ledger.event("started", step=recovery.step, pending=len(recovery.pending))
+        self.renderer = await anyio.to_thread.run_sync(load_renderer, config.model.path, config.model.renderer)
+        taskset = Taskset(self.factory, "train", config.train.seed)
+        probe = self.renderer.prompt((await anyio.to_thread.run_sync(taskset.task, 0)).messages(), ())
+        self.reporter.phase("starting engine and learner")
+        engine = EngineHost(config, self.run.logs / "engine.log", self._note, probe, self.run.weights)
+        learner = LearnerHost(config, self.run, ledger, self._note)
+        learner_ready = anyio.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(_keep_running, learner, learner_ready)
+            async with engine.running(), anyio.create_task_group() as supervision:
+                supervision.start_soon(engine.supervise)
+                await self._evaluate_and_train(engine, learner, learner_ready, taskset, recovery)
+                supervision.cancel_scope.cancel()
+            group.cancel_scope.cancel()
+
+    async def _evaluate_and_train(
+        self,
+        engine: EngineHost,
+        learner: LearnerHost,
+        learner_ready: anyio.Event,
+        taskset: Taskset,
+        recovery: Recovery,
+    ) -> None:
+        if recovery.step == 0:
+            await self._evaluate(engine, "before")
+        await learner_ready.wait()
+        if recovery.version:
+            await engine.publish(recovery.version, self._weights_of(recovery.version))
+        self.reporter.phase("training")
+        self.controller = self._controller(engine, learner, taskset, recovery)
+        await self.controller.train()
+        if not self.controller.stopped:
+            await self._evaluate(engine, "after")
+        self.ledger.event("stopped" if self.controller.stopped else "finished", step=self.controller.step)
+
+    def _controller(
+        self, engine: EngineHost, learner: LearnerHost, taskset: Taskset, recovery: Recovery
+    ) -> Controller:
+        config = self.config
+        critic = self.algorithm.critic
+        return Controller(
+            config,
+            ledger=self.ledger,
+            learner=learner,
+            engine=engine,
+            runner=EpisodeRunner(
+                config.env.id, self.factory, self._agent(engine.client, config.sampling.temperature)
+            ),
+            taskset=taskset,
+            buffer=make_buffer(config, self.algorithm),
+            reporter=self.reporter,
+            evaluate=partial(self._evaluate, engine),
+            recovery=recovery,
+            steps_total=config.train.steps + (critic.warmup_steps if critic else 0),
+        )
+
+    async def _evaluate(self, engine: EngineHost, label: str) -> None:
+        """Evaluate the version in use, at each temperature; it stays the same throughout."""
+        if not self.config.eval.samples:
+            return
+        self.reporter.phase(f"evaluating ({label})")
+        async with engine.pinned_client() as client:
+            for temperature in self.config.eval.temperatures:
+                agent = self._agent(client, temperature)
+                rollouts = await play(self.config, self.factory, agent, self.config.eval.samples)
+                result = result_of(rollouts, label, client.version, temperature, self.config.eval.success)
+                self.ledger.event("eval", result=result)
+                self.reporter.eval(result)
+
+    def _agent(self, client: InferenceClient, temperature: float) -> PolicyAgent:
+        sampling = msgspec.structs.replace(self.config.sampling, temperature=temperature)
+        return PolicyAgent(client, self.renderer, sampling, self.config.model.max_length)
+
+    def _weights_of(self, version: int) -> Path:
+        exported = self.run.weights / f"v{version:06d}"
+        if exported.exists():
+            return exported
+        if found := latest(self.run.path):
+            return found / "policy"
+        raise RunError(f"{self.run.path} has no weights of version {version}: neither exported nor in a checkpoint")
+
+    def _note(self, kind: str, **data: object) -> None:
+        """Keep an event; tell the user of those that are not routine."""
+        self.ledger.event(kind, **data)
+        if kind == "warning":
+            self.reporter.warn(str(data["text"]))
+        elif kind not in _ROUTINE:
+            self.reporter.warn(f"{kind.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in data.items()))
+
+    async def _watch_signals(self, group: TaskGroup) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                if self.controller is None or self.controller.stopped:
+                    raise KeyboardInterrupt
+                self.reporter.phase("stopping after this step; once more to stop at once")
+                self.controller.stop()
+
+
+async def _keep_running(learner: LearnerHost, ready: anyio.Event) -> None:
+    async with learner.running():
+        ready.set()
+        await anyio.sleep_forever()
+
+
+def make_buffer(config: Config, algorithm: ResolvedAlgorithm) -> Buffer:
+    """The buffer an algorithm needs: units of one rollout, or of a group."""
+    size = algorithm.group_size
+    units = config.learner.batch_rollouts // size
+    window = config.async_.window or 2 * config.learner.batch_rollouts
+    return Buffer(
+        batch_units=units,
+        window=max(units, window // size),
+        max_staleness=config.async_.max_staleness,
+        group_size=size,
+        min_valid=algorithm.min_valid,
+    )
+
+
+def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error to show of a failed task group: one meant for users if there is one, else the first."""
+    leaves = list(_leaves(group))
+    return next((e for e in leaves if isinstance(e, MoonmillError | KeyboardInterrupt)), leaves[0])
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

@@ -1,0 +1,85 @@
+"""A run in figures, read from its directory: also of one that goes on, or was killed."""
+
+from collections import Counter
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from moonmill.jsonl import read_jsonl
+from moonmill.reporting import EvalResult, StalenessSummary, Summary
+from moonmill.rundir import RunDirectory
+from moonmill.trainer.records import Event, StepRecord
+from moonmill.types import Rollout, ToolFault
+
+_ENDINGS = ("started", "finished", "stopped", "failed")
+
+
+def summarize(path: Path) -> Summary:
+    """Read the run in `path`."""
+    run = RunDirectory.open(path)
+    steps = list(read_jsonl(run.steps, StepRecord))
+    done = [s for s in steps if s.step is not None]
+    last = done[-1] if done else StepRecord(0, 0)
+    drops = Counter(d.reason for s in steps for d in s.dropped)
+    failed = {r: n for r, n in drops.items() if r.startswith("failed") or r == "unscored"}
+    staleness = sorted(n for s in done for n in s.staleness)
+    masked = [s.metrics["masked_share"] for s in done if "masked_share" in s.metrics]
+    learning, both = sum(s.spans.learning for s in done), sum(s.spans.both for s in done)
+    wall = sum(s.spans.wall for s in done)
+    finished, faults = _rollouts(run)
+    status, evals = read_events(run)
+    return Summary(
+        run=str(path),
+        status=status,
+        steps=last.step or 0,
+        version=last.version,
+        evals=evals,
+        rollouts_trained=sum(len(s.consumed) for s in done),
+        rollouts_finished=finished,
+        dropped={r: n for r, n in drops.items() if r not in failed},
+        failed=failed,
+        tool_faults=faults,
+        staleness=_staleness(staleness),
+        masked_share_mean=fmean(masked) if masked else None,
+        generation_seconds=sum(s.spans.generating for s in done),
+        learning_seconds=learning,
+        wall_seconds=wall,
+        overlap=both / learning if learning else None,
+        tokens_per_second=sum(s.tokens for s in done) / wall if wall else 0.0,
+        waits={"learner waits for rollouts": sum(s.waited for s in done)},
+    )
+
+
+def _rollouts(run: RunDirectory) -> tuple[int, tuple[ToolFault, ...]]:
+    """How many have finished, and their tool faults summed by tool and kind."""
+    finished = 0
+    faults: dict[tuple[str, str], ToolFault] = {}
+    for rollout in read_jsonl(run.rollouts, Rollout):
+        finished += 1
+        for fault in rollout.tool_faults:
+            before = faults.get((fault.tool, fault.kind))
+            count = fault.count + (before.count if before else 0)
+            faults[fault.tool, fault.kind] = msgspec.structs.replace(before or fault, count=count)
+    return finished, tuple(sorted(faults.values(), key=lambda f: -f.count))
+
+
+def read_events(run: RunDirectory) -> tuple[str, tuple[EvalResult, ...]]:
+    """How the run stands, and its evaluations; one that was repeated after a crash counts once."""
+    status = "started"
+    evals: dict[tuple[str, float], EvalResult] = {}
+    for event in read_jsonl(run.events, Event):
+        if event.kind in _ENDINGS:
+            status = event.kind
+        elif event.kind == "eval":
+            result = msgspec.convert(event.data["result"], EvalResult)
+            evals[result.label, result.temperature] = result
+    if status == "started":
+        status = "running" if run.in_use() else "killed"
+    return status, tuple(evals.values())
+
+
+def _staleness(ordered: list[int]) -> StalenessSummary:
+    if not ordered:
+        return StalenessSummary()
+    return StalenessSummary(fmean(ordered), float(ordered[int(0.95 * (len(ordered) - 1))]), ordered[-1])
