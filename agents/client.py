@@ -3,8 +3,8 @@
 What always holds:
 
 - A token that has arrived is kept, with its log-probability and the version it was sampled under. Whatever interrupts a
-  completion (a new version, a dropped connection, an engine that is started again elsewhere), it goes on from the prompt
-  and the tokens so far.
+  completion (a new version, a dropped connection, an engine that is started again elsewhere), it goes on from the
+  prompt and the tokens so far.
 - The version of a token is the one its request named when it was sent.
 - Every wait has a bound, and an error says where, what was last seen, and how often it was tried.
 """
@@ -17,16 +17,17 @@ from typing import Literal
 import anyio
 import httpx
 import msgspec
-from moonmill.agents.streams import Chunk, EngineRefusal, error_of, read_events
+from moonmill.agents.lanes import Lanes
+from moonmill.agents.streams import Chunk, EventReader, RefusalError, error_of
 from moonmill.errors import EngineError, PromptTooLongError
 from moonmill.seeding import derive_seed
 from moonmill.types import Completion, FinishReason, Sampling
 
 _FIRST_WAIT = 0.05
 _LONGEST_WAIT = 2.0
-_CONNECT_SECONDS = 5.0
 _TOO_LONG = "maximum context length"
 """What both vLLM and the embedded engine say of a prompt that does not fit."""
+_JSON = {"Content-Type": "application/json"}
 _ALREADY_LOADED = "already been loaded"
 
 
@@ -46,7 +47,6 @@ class InferenceClient:
         request_timeout: seconds without a byte from the engine before a request is given up and tried again.
         recover_timeout: seconds a completion waits for an engine that is out of reach, or has not got its version yet.
         max_attempts: how often a request that makes no progress is tried at an engine that is there.
-        connections: most connections at once; None: no bound.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class InferenceClient:
         request_timeout: float = 120.0,
         recover_timeout: float = 120.0,
         max_attempts: int = 5,
-        connections: int | None = None,
     ) -> None:
         self.version = version
         self._url = base_url.rstrip("/")
@@ -67,18 +66,13 @@ class InferenceClient:
         self._max_attempts = max_attempts
         self._running: set[_Run] = set()
         self._moved = anyio.Event()
-        self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(request_timeout, connect=_CONNECT_SECONDS, pool=None),
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-            # Proxies of the environment are for the outside world; asking for them costs at every start.
-            trust_env=False,
-        )
+        self._lanes = Lanes(request_timeout)
 
     async def __aenter__(self) -> "InferenceClient":
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._http.aclose()
+        await self._lanes.aclose()
 
     def set_base_url(self, url: str) -> None:
         """The engine is elsewhere now; completions in flight continue there."""
@@ -133,7 +127,7 @@ class InferenceClient:
         body = {"lora_name": version_name(version), "lora_path": str(path)}
         try:
             await self._post("/v1/load_lora_adapter", body)
-        except EngineRefusal as e:
+        except RefusalError as e:
             if _ALREADY_LOADED not in e.message:
                 raise EngineError(f"{self._url} did not load version {version} from {path}: {e.message}") from e
 
@@ -145,7 +139,7 @@ class InferenceClient:
         """
         try:
             await self._post("/v1/unload_lora_adapter", {"lora_name": version_name(version)})
-        except EngineRefusal as e:
+        except RefusalError as e:
             if e.status != 404:
                 raise EngineError(f"{self._url} did not unload version {version}: {e.message}") from e
 
@@ -159,7 +153,7 @@ class InferenceClient:
         run.version = version
         try:
             await self._attempt(run)
-        except (EngineRefusal, httpx.HTTPError) as e:
+        except (RefusalError, httpx.HTTPError) as e:
             raise EngineError(f"{self._url} did not answer for version {version}: {_say(e)}") from e
         if not run.logprobs:
             raise EngineError(f"{self._url} answered for version {version} without a single token")
@@ -167,66 +161,71 @@ class InferenceClient:
 
     async def _finish(self, run: "_Run") -> None:
         """Send a run as often as it takes to finish it."""
-        failures = 0
-        deadline = time.monotonic() + self._recover_timeout
-        while not run.is_over:
-            moved, before = self._moved, len(run.tokens)
+        failures, away_since = 0, None
+        while not run.is_over():
+            moved, before, error = self._moved, len(run.tokens), None
             try:
                 with anyio.CancelScope() as run.scope:
                     await self._attempt(run)
-                run.scope = None
-                if run.is_over:
-                    return
-                if run.take_switch():
-                    failures = 0
-                    continue
-                error: Exception = EngineRefusal(503, "the answer ended before its last token")
-            except (EngineRefusal, httpx.HTTPError) as e:
+            except (RefusalError, httpx.HTTPError) as e:
                 error = e
-            if isinstance(error, EngineRefusal):
-                self._raise_final(run, error)
+            run.scope = None
+            if run.is_over() or run.switched:
+                failures, away_since = 0, None
+                continue
+            error = error or RefusalError(503, "the answer ended before its last token")
+            self._raise_if_final(run, error)
             if len(run.tokens) > before:
-                failures, deadline = 0, time.monotonic() + self._recover_timeout
+                failures, away_since = 0, None
             failures += 1
-            patient = _engine_is_away(error)
-            if (not patient and failures >= self._max_attempts) or time.monotonic() > deadline:
+            now = time.monotonic()
+            away_since = (away_since or now) if _is_away(error) else None
+            away = None if away_since is None else now - away_since
+            if failures >= self._max_attempts if away is None else away > self._recover_timeout:
                 raise EngineError(
                     f"{self._url} did not complete a request under {version_name(run.version)} in {failures} attempts "
                     f"({len(run.tokens)} tokens had arrived); the last error: {_say(error)}"
                 ) from error
-            if isinstance(error, EngineRefusal) and error.status == 404 and run.version != self.version:
+            if _is_unknown_version(error) and run.version != self.version:
                 run.version = self.version
                 continue
             with anyio.move_on_after(min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(failures - 1, 10))):
                 await moved.wait()
 
-    def _raise_final(self, run: "_Run", error: EngineRefusal) -> None:
+    def _raise_if_final(self, run: "_Run", error: Exception) -> None:
         """Raise where trying again cannot help."""
+        if not isinstance(error, RefusalError):
+            return
         if error.status == 400 and _TOO_LONG in error.message:
             raise PromptTooLongError(
-                f"a prompt of {len(run.prompt)} tokens and up to {run.sampling.max_tokens} more do not fit the engine's "
-                f"context: {error.message}"
+                f"a prompt of {len(run.prompt)} tokens and up to {run.sampling.max_tokens} more do not fit the "
+                f"engine's context: {error.message}"
             ) from error
         if 400 <= error.status < 500 and error.status not in (404, 408, 429):
             raise EngineError(f"{self._url} refused a request: {error.message}") from error
 
     async def _attempt(self, run: "_Run") -> None:
         """Send one request and take in what arrives."""
-        headers = {"Content-Type": "application/json"}
-        if run.session:
-            headers["X-Session-ID"] = run.session
+        headers = {**_JSON, "X-Session-ID": run.session} if run.session else _JSON
         url = f"{self._url}/v1/completions"
-        async with self._http.stream("POST", url, content=run.body(), headers=headers) as response:
+        run.switched = False
+        # Kept here: the run's version may change before the last chunk of this request is taken in.
+        version = run.version
+        reader = EventReader()
+        async with (
+            self._lanes.lane() as http,
+            http.stream("POST", url, content=run.body(), headers=headers) as response,
+        ):
             if response.status_code != 200:
                 raise error_of(response.status_code, await response.aread())
-            async for chunk in read_events(response.aiter_raw()):
-                run.take(chunk)
+            async for data in response.aiter_raw():
+                for chunk in reader.feed(data):
+                    run.take(chunk, version)
 
     async def _post(self, path: str, body: dict[str, str]) -> None:
         try:
-            response = await self._http.post(
-                self._url + path, content=msgspec.json.encode(body), headers={"Content-Type": "application/json"}
-            )
+            async with self._lanes.lane() as http:
+                response = await http.post(self._url + path, content=msgspec.json.encode(body), headers=_JSON)
         except httpx.HTTPError as e:
             raise EngineError(f"{self._url}{path}: {_say(e)}") from e
         if response.status_code != 200:
@@ -251,9 +250,9 @@ class _Run:
         self._seed = seed
         self._stops = stops
         self._finished = False
-        self._switched = False
+        self.switched = False
+        """Whether the version has changed since the last request was sent."""
 
-    @property
     def is_over(self) -> bool:
         """Finished, or complete although the word of it never arrived."""
         if self._finished:
@@ -283,16 +282,16 @@ class _Run:
         }
         return msgspec.json.encode(body)
 
-    def take(self, chunk: Chunk) -> None:
-        """Keep a chunk's tokens."""
+    def take(self, chunk: Chunk, version: int) -> None:
+        """Keep a chunk's tokens, which `version` sampled."""
         for choice in chunk.choices:
             tokens = choice.token_ids or []
             logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
             if len(tokens) != len(logprobs):
-                raise EngineRefusal(500, f"{len(tokens)} tokens arrived with {len(logprobs)} log-probabilities")
+                raise RefusalError(500, f"{len(tokens)} tokens arrived with {len(logprobs)} log-probabilities")
             self.tokens += tokens
             self.logprobs += logprobs
-            self.versions += [self.version] * len(tokens)
+            self.versions += [version] * len(tokens)
             if choice.finish_reason in ("stop", "length"):
                 self.finish = "stop" if choice.finish_reason == "stop" else "length"
                 self._finished = True
@@ -301,22 +300,20 @@ class _Run:
         """Go on under another version, from the tokens so far."""
         if version != self.version:
             self.version = version
-            self._switched = True
+            self.switched = True
             if self.scope is not None:
                 self.scope.cancel()
 
-    def take_switch(self) -> bool:
-        """Whether the version was switched since the last time this was asked."""
-        switched, self._switched = self._switched, False
-        return switched
+
+def _is_unknown_version(error: Exception) -> bool:
+    return isinstance(error, RefusalError) and error.status == 404
 
 
-def _engine_is_away(error: Exception) -> bool:
+def _is_away(error: Exception) -> bool:
     """Whether it is worth waiting for: nobody is there, or it is back and has not got the version yet."""
-    if isinstance(error, EngineRefusal):
-        return error.status == 404
-    return isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError | httpx.ConnectTimeout)
+    away = httpx.NetworkError | httpx.RemoteProtocolError | httpx.ConnectTimeout
+    return _is_unknown_version(error) or isinstance(error, away)
 
 
 def _say(error: Exception) -> str:
-    return error.message if isinstance(error, EngineRefusal) else f"{type(error).__name__}: {error}".rstrip(": ")
+    return error.message if isinstance(error, RefusalError) else f"{type(error).__name__}: {error}".rstrip(": ")

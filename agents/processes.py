@@ -6,6 +6,7 @@ are killed, because it watches the stdin we hold; leaving the context ends it; e
 
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -175,10 +176,8 @@ class ServerProcess:
             for end, seconds in ((process.terminate, _TERMINATE_SECONDS), (process.kill, _KILL_SECONDS)):
                 if process.returncode is not None:
                     break
-                try:
+                with suppress(ProcessLookupError):
                     end()
-                except ProcessLookupError:
-                    pass
                 with anyio.move_on_after(seconds):
                     await process.wait()
             for pipe in (process.stdin, process.stdout):

@@ -1,6 +1,6 @@
 """Reading an engine's answers: server-sent events and errors, as structs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -34,7 +34,7 @@ class Chunk(Struct):
     error: _Error | None = None
 
 
-class EngineRefusal(Exception):
+class RefusalError(Exception):
     """An answer that is an error. Not for users: the client decides whether to try again."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -43,38 +43,40 @@ class EngineRefusal(Exception):
         self.message = message
 
 
-_chunks = msgspec.json.Decoder(Chunk)
+_chunk_decoder = msgspec.json.Decoder(Chunk)
 
 
-async def read_events(body: AsyncIterator[bytes]) -> AsyncIterator[Chunk]:
-    """The chunks of a stream, up to its end.
+class EventReader:
+    """Takes a stream's bytes as they come and gives out its chunks."""
 
-    Raises:
-        EngineRefusal: an event is an error, or no event at all.
-    """
-    rest = b""
-    async for data in body:
-        *lines, rest = (rest + data).split(b"\n")
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Chunk]:
+        """The chunks that are complete with `data`.
+
+        Raises:
+            RefusalError: an event is an error, or not an event of a completion.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            payload = line[5:].strip()
-            if payload == _DONE:
+            payload = line.removeprefix(b"data:").strip()
+            if payload == line.strip() or payload == _DONE:
                 continue
             try:
-                chunk = _chunks.decode(payload)
+                chunk = _chunk_decoder.decode(payload)
             except msgspec.MsgspecError as e:
-                raise EngineRefusal(500, f"an event that is no completion: {payload[:200]!r} ({e})") from e
+                raise RefusalError(500, f"an event that is no completion: {payload[:200]!r} ({e})") from e
             if chunk.error is not None:
-                raise EngineRefusal(500, chunk.error.message)
+                raise RefusalError(500, chunk.error.message)
             yield chunk
 
 
-def error_of(status: int, body: bytes) -> EngineRefusal:
+def error_of(status: int, body: bytes) -> RefusalError:
     """The refusal an answer's body tells of."""
     try:
         told: Any = msgspec.json.decode(body)
         message = str(told["error"]["message"])
     except (msgspec.MsgspecError, KeyError, TypeError):
         message = body.decode(errors="replace").strip()[:500]
-    return EngineRefusal(status, message or f"status {status}")
+    return RefusalError(status, message or f"status {status}")

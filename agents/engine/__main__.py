@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from moonmill.agents.serving import die_with_stdin, listen, refuse, serve
 from moonmill.errors import EngineError
 
-_SWITCH_SECONDS = 0.0005
+_SWITCH_SECONDS = 0.0001
 """How long Python lets one thread go on when another wants to. The decoding thread gives way at every operation, so
 with the usual 5 ms every HTTP request would stall it for that long."""
 

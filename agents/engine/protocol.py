@@ -15,7 +15,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1)]
-Seed = Annotated[int, Meta(ge=-(2**63), lt=2**63)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 _ONLY: dict[str, tuple[Any, ...]] = {

@@ -29,14 +29,16 @@ def list_all(as_json: bool) -> None:
     """List the registered environments."""
     from moonmill.cli.output import console, print_json, table
     from moonmill.errors import MoonmillError
-    from moonmill.registry import list_envs, make
+    from moonmill.registry import list_envs, make, plugin_errors
 
     rows = []
-    for env_id in list_envs():
+    for spec in list_envs():
         try:
-            rows.append({"id": env_id, "summary": _summary(make(env_id)), "error": None})
+            rows.append({"id": spec.id, "summary": _summary(make(spec.id)), "error": None})
         except MoonmillError as e:
-            rows.append({"id": env_id, "summary": "", "error": str(e)})
+            rows.append({"id": spec.id, "summary": "", "error": str(e)})
+    for plugin, why in plugin_errors().items():
+        click.echo(f"warning: the plugin {plugin} could not be loaded: {why}", err=True)
     if as_json:
         print_json(rows)
         return
@@ -66,12 +68,19 @@ def show(env_id: str, seed: int, as_json: bool) -> None:
     out = console()
     out.print(facts["id"], style="bold")
     out.print(facts["description"])
-    out.print(f"\nlimits: {', '.join(f'{name} {value}' for name, value in facts['limits'].items())}")
+    out.print(
+        f"\nlimits: {', '.join(f'{name} {value}' for name, value in facts['limits'].items() if value is not None)}"
+    )
     for tool in facts["tools"]:
         out.print(f"\ntool {tool['name']}", style="bold")
         out.print(tool["description"])
         for name, schema in tool["parameters"].get("properties", {}).items():
             out.print(f"  {name}{_optional(tool, name)}: {_schema_text(schema)}")
+    if facts["scores"]:
+        out.print()
+    for score in facts["scores"]:
+        weight = f", weight {score['weight']:g}" if score["kind"] == "reward" else ""
+        out.print(f"{score['kind']} {score['name']}{weight}")
     for task in facts["tasks"]:
         level = f", level {task['level']}" if task["level"] else ""
         out.print(f"\ntask {task['id']}{level}", style="bold")
@@ -84,6 +93,7 @@ def describe(env_id: str, seed: int) -> dict[str, Any]:
     from functools import partial
 
     from moonmill.envs import Taskset
+    from moonmill.envs.marks import collect_marks
     from moonmill.registry import make
 
     factory = partial(make, env_id)
@@ -91,16 +101,24 @@ def describe(env_id: str, seed: int) -> dict[str, Any]:
     tasks = [Taskset(factory, split, seed).task(0) for split in _SPLITS]
     return {
         "id": env_id,
-        "description": inspect.getdoc(type(env)) or "",
+        "description": _description(env),
         "limits": {name: getattr(env, name) for name in ("max_turns", "max_tokens", "max_seconds")},
         "reward_bounds": env.reward_bounds,
         "tools": [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in env.tool_specs],
+        "scores": [
+            {"name": mark.method, "kind": mark.kind, "weight": mark.weight} for mark in collect_marks(type(env))
+        ],
         "tasks": [{"id": t.id, "level": t.level, "prompt": t.messages()} for t in tasks],
     }
 
 
 def _summary(env: "MultiTurnEnv") -> str:
-    return (inspect.getdoc(type(env)) or "").partition("\n")[0]
+    return _description(env).partition("\n")[0]
+
+
+def _description(env: "MultiTurnEnv") -> str:
+    """The class's own docstring: one that it inherits would speak of something else."""
+    return inspect.cleandoc(type(env).__doc__ or "")
 
 
 def _optional(tool: dict[str, Any], name: str) -> str:

@@ -51,9 +51,10 @@ def evaluate(
     from moonmill.cli.output import console, print_json
     from moonmill.cli.progress import reporting
     from moonmill.cli.tables import print_evals
-    from moonmill.trainer.evaluate import evaluate as run
 
     config = settings(target, model, overrides)
+    from moonmill.trainer.evaluate import evaluate as run  # takes seconds: a bad config is told before
+
     logs = Path(tempfile.mkdtemp(prefix="moonmill-eval-"))
     with reporting() as reporter:
         reporter.phase(f"evaluating {config.model.path} on {config.env.id}")

@@ -41,7 +41,9 @@ def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
     for line in introduction(task, factory().tool_specs):
         out.print(line, style="dim")
     agent = HumanAgent(ask=partial(_ask, out.is_terminal), show=partial(print_message, out))
-    run = partial(EpisodeRunner(factory, agent).run, task, id=f"play-{task.id}", seed=derive_seed(seed, split, index))
+    run = partial(
+        EpisodeRunner(env_id, factory, agent).run, task, id=f"play-{task.id}", seed=derive_seed(seed, split, index)
+    )
     rollout = anyio.run(run)
     for line in outcome(rollout):
         out.print(line)

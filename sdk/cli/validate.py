@@ -18,9 +18,11 @@ def validate(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """
     from moonmill.cli.output import console, print_json, table
     from moonmill.config_io import load_config
-    from moonmill.trainer.validate import validate as check_all
 
-    checks = check_all(load_config(config, overrides))
+    settings = load_config(config, overrides)
+    from moonmill.trainer.validate import validate as check_all  # takes seconds: a bad config is told before
+
+    checks = check_all(settings)
     if as_json:
         print_json(checks)
     else:

@@ -1,0 +1,269 @@
+"""The command line as its users meet it: help, results, exit codes, errors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import moonmill
+from moonmill.cli import cli
+from moonmill.cli.app import RootGroup
+from moonmill.cli.failures import explain
+from moonmill.config import Config, EnvConfig, ModelConfig
+from moonmill.config_io import dump_config
+from moonmill.errors import ConfigError, MoonmillError, RunError
+
+COMMANDS = ["train", "eval", "validate", "inspect", "envs", "serve"]
+
+
+def run(*arguments: str, input: str | None = None):
+    return CliRunner().invoke(cli, arguments, input=input)
+
+
+def moonmill_process(*arguments: str, input: str = "", cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "moonmill", *arguments],
+        input=input,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        check=False,
+    )
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "demo.yaml"
+    path.write_text(dump_config(Config(env=EnvConfig("calculator-v0"), model=ModelConfig("policy"))))
+    return path
+
+
+# Help
+
+
+def test_help_names_every_command_and_says_what_it_does():
+    result = run("--help")
+    assert result.exit_code == 0
+    listed = [line.split()[0] for line in result.output.partition("Commands:")[2].splitlines() if line.strip()]
+    assert listed == COMMANDS
+    assert "..." not in result.output.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "envs list", "envs show", "envs play"])
+def test_every_command_explains_itself(command):
+    result = run(*command.split(), "-h")
+    assert result.exit_code == 0
+    assert result.output.startswith("Usage: ")
+
+
+@pytest.mark.parametrize(
+    "command", ["validate x", "train x", "eval x", "inspect x", "envs list", "envs show x", "envs play x", "serve x"]
+)
+def test_every_command_with_results_has_them_as_json(command):
+    assert "--json" in run(*command.split()[:-1] if command.endswith("x") else command.split(), "--help").output
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom moonmill.cli import cli\n"
+        "try: cli.main(['--help'])\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'transformers', 'rich', 'yaml', 'httpx', 'anyio') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+
+
+def test_the_version():
+    assert run("--version").output == f"moonmill {moonmill.__version__}\n"
+
+
+# Bad usage
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("trian x.yaml", "No such command 'trian'"),
+        ("train", "Missing argument 'CONFIG'"),
+        ("train --stps 3 x.yaml", "No such option"),
+        ("eval calculator-v0 --samples 0 --model .", "0 is not in the range x>=1"),
+        ("eval calculator-v0 --temperature -1 --model .", "-1.0 is not in the range x>=0"),
+        ("eval calculator-v0 --model nowhere", "Directory 'nowhere' does not exist"),
+        (
+            "eval calculator-v0",
+            "calculator-v0 is neither a config file nor a run, so an environment: say --model for it",
+        ),
+        ("serve nowhere", "Directory 'nowhere' does not exist"),
+        ("serve . --port 70000", "70000 is not in the range 0<=x<=65535"),
+        ("inspect . --rollouts -1", "-1 is not in the range x>=0"),
+    ],
+)
+def test_bad_usage_is_explained_and_exits_with_2(arguments, words, config):
+    result = run(*arguments.split())
+    assert result.exit_code == 2
+    assert words in result.output
+    assert "Traceback" not in result.output
+
+
+# Bad configs
+
+
+@pytest.mark.parametrize("command", ["train", "validate", "eval"])
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("learner.lrr=1", "learner.lrr (from --set): unknown key (with the value 1), did you mean `lr`?"),
+        ("train.steps=ten", "train.steps (from --set): expected a whole number of at least 1, got 'ten'"),
+        ("algorithm.preset=soa", "expected 'grpo' or 'sao', got 'soa', did you mean `sao`?"),
+        ("learner.lr", "--set learner.lr: expected key=value"),
+    ],
+)
+def test_a_bad_config_is_one_error_without_a_traceback_and_exits_with_2(command, override, words, config):
+    result = run(command, str(config), "--set", override)
+    assert result.exit_code == 2
+    assert result.output.startswith("error: ")
+    assert words in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", ["train", "validate", "eval"])
+def test_a_missing_config_file_is_named(command, config):
+    result = run(command, "dmeo.yaml")
+    assert (result.exit_code, result.output) == (2, "error: no config file dmeo.yaml, did you mean demo.yaml?\n")
+
+
+def test_a_folder_that_is_no_run_cannot_be_inspected(tmp_path):
+    result = run("inspect", str(tmp_path))
+    assert (result.exit_code, result.output) == (
+        2,
+        f"error: {tmp_path} is not a run directory: it has no config.yaml\n",
+    )
+
+
+# Errors on the way
+
+
+@click.command()
+@click.argument("kind")
+def fail(kind: str) -> None:
+    raise {
+        "config": ConfigError("learner.lr: no"),
+        "run": RunError("the engine is gone"),
+        "bug": ValueError("a\nb"),
+        "interrupt": KeyboardInterrupt(),
+        "module": ModuleNotFoundError("No module named 'torch'", name="torch"),
+        "our module": ModuleNotFoundError("No module named 'moonmill.x'", name="moonmill.x"),
+        "pipe": BrokenPipeError(32, "Broken pipe"),
+        "group": ExceptionGroup("many", [RunError("one"), ExceptionGroup("inner", [ConfigError("two")])]),
+        "mixed": ExceptionGroup("many", [RunError("one"), ValueError("a bug")]),
+    }[kind]
+
+
+failing = RootGroup(commands_in={"fail": f"{__name__}:fail"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "said"),
+    [
+        ("config", 2, "error: learner.lr: no\n"),
+        ("run", 1, "error: the engine is gone\n"),
+        ("interrupt", 1, "stopped\n"),
+        ("module", 1, "error: this needs torch, which is not installed: pip install 'moonmill[train]'\n"),
+        ("group", 2, "error: one\nerror: two\n"),
+    ],
+)
+def test_an_error_for_users_is_said_plainly_with_its_exit_code(kind, code, said):
+    result = CliRunner().invoke(failing, ["fail", kind])
+    assert (result.exit_code, result.output) == (code, said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("bug", "ValueError: a b"),
+        ("our module", "ModuleNotFoundError: No module named 'moonmill.x'"),
+        ("pipe", "BrokenPipeError: [Errno 32] Broken pipe"),
+        ("mixed", "RunError: one"),
+    ],
+)
+def test_a_bug_is_one_line_and_its_traceback_is_in_a_file(kind, name, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = CliRunner().invoke(failing, ["fail", kind])
+    [file] = tmp_path.iterdir()
+    assert result.exit_code == 1
+    assert result.output == f"internal error: {name} (this is a bug in moonmill; traceback in {file})\n"
+    assert "Traceback (most recent call last)" in file.read_text()
+    assert "in fail" in file.read_text()
+
+
+def test_a_traceback_that_cannot_be_written_is_printed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    text, code = explain(ValueError("a bug"))
+    assert code == 1
+    assert "its traceback follows" in text
+
+
+@pytest.mark.parametrize("error", MoonmillError.__subclasses__())
+def test_every_error_of_ours_ends_with_1_or_2(error):
+    assert explain(error("it went wrong")) == ("error: it went wrong", error.exit_code)
+    assert error.exit_code in (1, 2)
+
+
+def test_a_reader_that_leaves_is_no_error():
+    script = f"set -o pipefail; {sys.executable} -m moonmill --help | head -c 1"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr == ""
+
+
+# Environments
+
+
+def test_environments_are_listed():
+    result = run("envs", "list", "--json")
+    assert result.exit_code == 0
+    [calculator] = [row for row in json.loads(result.stdout) if row["id"] == "calculator-v0"]
+    assert calculator["summary"]
+    assert calculator["error"] is None
+    assert "calculator-v0" in run("envs", "list").stdout
+
+
+def test_an_environment_is_shown():
+    facts = json.loads(run("envs", "show", "calculator-v0", "--json").stdout)
+    assert facts["tools"][0]["parameters"]["type"] == "object"
+    assert [task["id"] for task in facts["tasks"]] == ["train-0", "eval-0"]
+    text = run("envs", "show", "calculator-v0").stdout
+    assert f"tool {facts['tools'][0]['name']}" in text
+    assert "\x1b" not in text
+
+
+def test_an_unknown_environment_names_its_neighbour():
+    result = run("envs", "show", "calcluator-v0")
+    assert result.exit_code == 2
+    assert "calculator-v0" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_an_environment_is_played_from_the_terminal():
+    result = moonmill_process("envs", "play", "calculator-v0", input="/nonsense 1\nno idea\n")
+    assert result.returncode == 0, result.stderr
+    assert "user: " in result.stdout
+    assert "tool: " in result.stdout
+    assert "=> finished, answered, reward 0.000, 2 turns" in result.stdout
+
+
+def test_a_played_episode_is_a_rollout_in_json():
+    result = moonmill_process("envs", "play", "calculator-v0", "--split", "eval", "--json", input="no idea\n")
+    rollout = json.loads(result.stdout)
+    assert (rollout["status"], rollout["reward"], rollout["task"]["split"]) == ("finished", 0.0, "eval")
+    assert "user: " in result.stderr
+
+
+def test_a_player_who_leaves_ends_the_episode():
+    result = moonmill_process("envs", "play", "calculator-v0", input="")
+    assert (result.returncode, result.stderr) == (1, "stopped\n")

@@ -1,0 +1,249 @@
+"""What results and progress look like, on a terminal and elsewhere."""
+
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from moonmill.cli.figures import number, seconds, share
+from moonmill.cli.output import console, print_json
+from moonmill.cli.progress import LiveReporter, PlainReporter, eval_text, reporting, sparkline, step_text
+from moonmill.cli.tables import changes, print_summary
+from moonmill.cli.transcripts import print_rollout
+from moonmill.reporting import EvalResult, LevelResult, StalenessSummary, StepLine, Summary
+from moonmill.types import Action, Message, Observation, Rollout, Status, StopReason, Task, ToolCall, ToolFault
+
+
+def evaluation(label: str, success: float, temperature: float = 1.0, version: int = 0) -> EvalResult:
+    return EvalResult(
+        label=label,
+        version=version,
+        temperature=temperature,
+        samples=600,
+        success=success,
+        low=success - 0.04,
+        high=success + 0.04,
+        mean_reward=success,
+        by_level={"1": LevelResult(300, success + 0.1), "2": LevelResult(300, success - 0.1)},
+        turns=3.25,
+        tool_error_share=0.02,
+        failed=1,
+    )
+
+
+SUMMARY = Summary(
+    run="runs/demo",
+    status="finished",
+    steps=138,
+    version=130,
+    evals=(
+        evaluation("before", 0.4),
+        evaluation("before", 0.6, 0.0),
+        evaluation("after", 0.75),
+        evaluation("after", 0.8, 0),
+    ),
+    rollouts_trained=8_832,
+    rollouts_finished=8_960,
+    dropped={"stale": 3, "finished late": 9},
+    failed={"failed: env_error": 1},
+    tool_faults=(ToolFault("calculate", "ZeroDivisionError", 1234, "division by zero [env.py:3]\n" + "x" * 300),),
+    staleness=StalenessSummary(1.25, 3.0, 4),
+    masked_share_mean=0.0041,
+    generation_seconds=200,
+    learning_seconds=180,
+    wall_seconds=245,
+    overlap=0.94,
+    tokens_per_second=12_345.6,
+    waits={"learner waits for rollouts": 33.0},
+)
+STEP = StepLine(
+    step=3,
+    steps_total=138,
+    version=2,
+    reward=0.38,
+    success=0.375,
+    staleness_mean=1.1,
+    staleness_max=3,
+    masked_share=0.003,
+    ratio_std=0.03,
+    entropy=0.9,
+    explained_variance=0.3,
+    tokens_per_second=12000.4,
+    rollouts=64,
+    dropped=2,
+    failed=0,
+    tool_errors=0.02,
+    seconds=1.3,
+)
+
+
+def printed(value: Summary | Rollout, terminal: bool = False) -> str:
+    stream = io.StringIO()
+    out = Console(file=stream, force_terminal=True, width=140, markup=False) if terminal else console(stream)
+    (print_summary if isinstance(value, Summary) else print_rollout)(out, value)
+    return stream.getvalue()
+
+
+def test_a_summary_has_every_figure_on_its_line():
+    text = printed(SUMMARY)
+    lines = [re.sub(r"  +", "  ", line.rstrip()) for line in text.splitlines()]
+    assert lines[0] == "runs/demo: finished, 138 steps, version 130"
+    assert "before  1  600  40.0%  36.0% to 44.0%  50.0%  30.0%  0.400  3.2  2.0%  1" in lines
+    assert "T = 1: 40.0% before, 75.0% after: +35.0 points" in lines
+    assert "T = 0: 60.0% before, 80.0% after: +20.0 points" in lines
+    assert "rollouts  8,960 finished, 8,832 trained on" in lines
+    assert "dropped  12 (finished late 9, stale 3)" in lines
+    assert "failed or unscored  1 (failed: env_error 1)" in lines
+    assert "staleness  mean 1.25, 95% at most 3, maximum 4" in lines
+    assert "masked tokens  0.41%" in lines
+    assert "time  4 min 05 s; generation 3 min 20 s, learning 3 min 00 s" in lines
+    assert "overlap  94.0% of the learning time, generation ran as well" in lines
+    assert "trained tokens/s  12,346" in lines
+    assert "wait: learner waits for rollouts  33.0 s" in lines
+    assert any(
+        line.startswith("calculate  ZeroDivisionError  1,234  division by zero [env.py:3] xxx") for line in lines
+    )
+
+
+def test_where_there_is_no_terminal_there_are_no_escape_codes_and_no_cut_lines():
+    text = printed(SUMMARY)
+    assert text.isascii() or not set(text) & set("─│┃━╭\x1b")
+    assert "tool errors  failed" in text
+
+
+def test_a_terminal_gets_rules_and_styles():
+    assert "─" in printed(SUMMARY, terminal=True)
+    assert "\x1b[" in printed(SUMMARY, terminal=True)
+
+
+def test_a_run_that_has_just_begun_can_be_shown():
+    text = printed(Summary(run="runs/demo", status="running", steps=0, version=0))
+    assert text.startswith("runs/demo: running, 0 steps, version 0\n")
+    assert "masked tokens" in text
+    assert "—" in text
+    assert "none" in text
+
+
+def test_a_change_needs_two_evaluations_at_one_temperature():
+    assert changes([evaluation("before", 0.4), evaluation("after", 0.5, 0.0)]) == []
+
+
+def test_a_summary_in_json_has_every_key(capsys):
+    print_json(Summary(run="r", status="running", steps=0, version=0))
+    data = json.loads(capsys.readouterr().out)
+    assert set(data) == set(Summary.__struct_fields__)
+    assert data["overlap"] is None
+
+
+def test_a_step_is_one_line():
+    assert step_text(STEP) == (
+        "step 3/138  v2  reward 0.380  success 37.5%  staleness 1.1 (max 3)  masked 0.30%  ratio std 0.030  "
+        "entropy 0.900  expl. var. 0.300  tool errors 2.0%  dropped 2  12,000 tok/s  1.3 s"
+    )
+
+
+def test_a_step_leaves_out_what_was_not_measured():
+    assert step_text(StepLine(1, 2, 0)) == "step 1/2  v0  staleness 0.0 (max 0)  0 tok/s  0.0 s"
+
+
+def test_an_evaluation_is_one_line():
+    assert eval_text(evaluation("step 20", 0.5, 0.7)) == (
+        "step 20 at T = 0.7: success 50.0% (46.0% to 54.0%) of 600, turns 3.2, tool errors 2.0%, failed 1"
+    )
+
+
+def test_progress_elsewhere_than_on_a_terminal_is_plain_lines_on_stderr(capsys):
+    with reporting() as reporter:
+        assert isinstance(reporter, PlainReporter)
+        reporter.phase("training")
+        reporter.step(STEP)
+        reporter.eval(evaluation("after", 0.5))
+        reporter.warn("engine restarted")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "training",
+        step_text(STEP),
+        eval_text(evaluation("after", 0.5)),
+        "warning: engine restarted",
+    ]
+
+
+def test_progress_on_a_terminal_keeps_evaluations_and_warnings(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(
+        "moonmill.cli.progress.console",
+        lambda _: Console(file=stream, force_terminal=True, width=140, markup=False, highlight=False),
+    )
+    with LiveReporter() as reporter:
+        reporter.phase("training")
+        reporter.step(STEP)
+        reporter.eval(evaluation("after", 0.5))
+        reporter.warn("engine restarted")
+    shown = stream.getvalue()
+    assert "training" in shown
+    assert "3/138" in shown
+    assert eval_text(evaluation("after", 0.5)) in shown
+    assert "warning: engine restarted" in shown
+
+
+def test_a_course_is_drawn_from_its_lowest_to_its_highest_value():
+    assert sparkline([0.0, 0.25, 0.5, 1.0]) == "▁▃▅█"
+    assert sparkline([0.3, 0.3]) == "▁▁"
+    assert sparkline([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.04, "0.0 s"), (59.94, "59.9 s"), (60, "1 min 00 s"), (3599, "59 min 59 s"), (7260, "2 h 01 min")],
+)
+def test_durations_are_for_people(value, text):
+    assert seconds(value) == text
+
+
+def test_what_was_not_measured_is_a_dash():
+    assert share(None) == number(None) == "—"
+
+
+def test_a_rollout_reads_as_a_conversation():
+    rollout = Rollout(
+        id="r-1",
+        env="calculator-v0",
+        task=Task("2*3?", id="train-7", level="2"),
+        status=Status.FINISHED,
+        stop_reason=StopReason.ANSWERED,
+        messages=(
+            Message("user", "2*3? [bold]"),
+            Message(
+                "assistant", tool_calls=(ToolCall("c", "calculate", {"a": 2}), ToolCall("d", "x", "{", "not JSON"))
+            ),
+            Message("tool", "6"),
+            Message("assistant", "6"),
+        ),
+        segments=(Observation((1, 2)), Action((3,), (-0.1,), (4,)), Observation((5,)), Action((6,), (-0.1,), (5,))),
+        reward=1.0,
+        rewards={"correct": 1.0},
+        metrics={"calls": 2.0},
+        tool_faults=(ToolFault("x", "unknown_tool", 1, "no tool x"),),
+    )
+    assert printed(rollout).splitlines() == [
+        "r-1 (train-7, level 2)",
+        "user: 2*3? [bold]",
+        'assistant: calls calculate {"a": 2}',
+        "assistant: calls x { (malformed: not JSON)",
+        "tool: 6",
+        "assistant: 6",
+        "=> finished, answered, reward 1.000, 2 turns, versions 4 to 5, 2 action tokens of 5",
+        "   correct 1.000, calls 2.000",
+        "   tool fault: x, unknown_tool, 1 times: no tool x",
+    ]
+
+
+def test_a_failed_rollout_shows_its_error():
+    rollout = Rollout("r", "e-v0", Task("?"), Status.FAILED, StopReason.ENV_ERROR, error="boom (env.py:3)")
+    assert printed(rollout).splitlines()[-2:] == [
+        "=> failed, env_error, unscored, 0 turns",
+        "   error: boom (env.py:3)",
+    ]
