@@ -1,7 +1,7 @@
 """What plays an episode: anything that answers messages with a message.
 
-An `Agent` is shared by many episodes; a `Session` is one agent in one episode and may keep state. An environment does not
-know which agent plays it: a script, a person, a chat API, or the policy under training.
+An `Agent` is shared by many episodes; a `Session` is one agent in one episode and may keep state. An environment does
+not know which agent plays it: a script, a person, a chat API, or the policy under training.
 """
 
 from collections.abc import Sequence

@@ -17,11 +17,12 @@ from typing import Literal
 import anyio
 import httpx
 import msgspec
+
 from moonmill.agents.lanes import Lanes
-from moonmill.agents.streams import Chunk, EventReader, RefusalError, error_of
+from moonmill.agents.pending import Run, version_name
+from moonmill.agents.streams import EventReader, RefusalError, error_of
 from moonmill.errors import EngineError, PromptTooLongError
-from moonmill.seeding import derive_seed
-from moonmill.types import Completion, FinishReason, Sampling
+from moonmill.types import Completion, Sampling
 
 _FIRST_WAIT = 0.05
 _LONGEST_WAIT = 2.0
@@ -30,10 +31,7 @@ _TOO_LONG = "maximum context length"
 _JSON = {"Content-Type": "application/json"}
 _ALREADY_LOADED = "already been loaded"
 
-
-def version_name(version: int) -> str:
-    """The model name under which an engine serves a version."""
-    return f"policy-v{version}"
+__all__ = ["InferenceClient", "version_name"]
 
 
 class InferenceClient:
@@ -64,7 +62,7 @@ class InferenceClient:
         self._interrupts = on_new_version == "interrupt"
         self._recover_timeout = recover_timeout
         self._max_attempts = max_attempts
-        self._running: set[_Run] = set()
+        self._running: set[Run] = set()
         self._moved = anyio.Event()
         self._lanes = Lanes(request_timeout)
 
@@ -102,7 +100,7 @@ class InferenceClient:
             PromptTooLongError: the engine's context has no room for the completion.
             EngineError: the engine cannot be reached, or fails the request, for longer than the retries cover.
         """
-        run = _Run(prompt, sampling, seed, frozenset(stop_token_ids), session)
+        run = Run(prompt, sampling, seed, frozenset(stop_token_ids), session)
         run.version = self.version
         self._running.add(run)
         try:
@@ -149,7 +147,7 @@ class InferenceClient:
         Raises:
             EngineError: the version does not answer.
         """
-        run = _Run(prompt, sampling, seed=0, stops=frozenset(), session="")
+        run = Run(prompt, sampling, seed=0, stops=frozenset(), session="")
         run.version = version
         try:
             await self._attempt(run)
@@ -159,7 +157,7 @@ class InferenceClient:
             raise EngineError(f"{self._url} answered for version {version} without a single token")
         return run.logprobs[0]
 
-    async def _finish(self, run: "_Run") -> None:
+    async def _finish(self, run: Run) -> None:
         """Send a run as often as it takes to finish it."""
         failures, away_since = 0, None
         while not run.is_over():
@@ -178,10 +176,8 @@ class InferenceClient:
             if len(run.tokens) > before:
                 failures, away_since = 0, None
             failures += 1
-            now = time.monotonic()
-            away_since = (away_since or now) if _is_away(error) else None
-            away = None if away_since is None else now - away_since
-            if failures >= self._max_attempts if away is None else away > self._recover_timeout:
+            away_since = (away_since or time.monotonic()) if _is_away(error) else None
+            if self._is_hopeless(failures, away_since):
                 raise EngineError(
                     f"{self._url} did not complete a request under {version_name(run.version)} in {failures} attempts "
                     f"({len(run.tokens)} tokens had arrived); the last error: {_say(error)}"
@@ -192,7 +188,13 @@ class InferenceClient:
             with anyio.move_on_after(min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(failures - 1, 10))):
                 await moved.wait()
 
-    def _raise_if_final(self, run: "_Run", error: Exception) -> None:
+    def _is_hopeless(self, failures: int, away_since: float | None) -> bool:
+        """An engine that is there gets some attempts, one that is not gets some time."""
+        if away_since is None:
+            return failures >= self._max_attempts
+        return time.monotonic() - away_since > self._recover_timeout
+
+    def _raise_if_final(self, run: Run, error: Exception) -> None:
         """Raise where trying again cannot help."""
         if not isinstance(error, RefusalError):
             return
@@ -204,7 +206,7 @@ class InferenceClient:
         if 400 <= error.status < 500 and error.status not in (404, 408, 429):
             raise EngineError(f"{self._url} refused a request: {error.message}") from error
 
-    async def _attempt(self, run: "_Run") -> None:
+    async def _attempt(self, run: Run) -> None:
         """Send one request and take in what arrives."""
         headers = {**_JSON, "X-Session-ID": run.session} if run.session else _JSON
         url = f"{self._url}/v1/completions"
@@ -230,79 +232,6 @@ class InferenceClient:
             raise EngineError(f"{self._url}{path}: {_say(e)}") from e
         if response.status_code != 200:
             raise error_of(response.status_code, response.content)
-
-
-class _Run:
-    """One completion: what it asks for, and what has arrived."""
-
-    def __init__(
-        self, prompt: Sequence[int], sampling: Sampling, seed: int, stops: frozenset[int], session: str
-    ) -> None:
-        self.prompt = list(prompt)
-        self.sampling = sampling
-        self.session = session
-        self.version = 0
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
-        self.finish: FinishReason = "length"
-        self.scope: anyio.CancelScope | None = None
-        self._seed = seed
-        self._stops = stops
-        self._finished = False
-        self.switched = False
-        """Whether the version has changed since the last request was sent."""
-
-    def is_over(self) -> bool:
-        """Finished, or complete although the word of it never arrived."""
-        if self._finished:
-            return True
-        if self.tokens and self.tokens[-1] in self._stops:
-            self.finish = "stop"
-            return True
-        return len(self.tokens) >= self.sampling.max_tokens
-
-    def body(self) -> bytes:
-        """The request for what is still missing."""
-        sampling, so_far = self.sampling, len(self.tokens)
-        body = {
-            "model": version_name(self.version),
-            "prompt": self.prompt + self.tokens,
-            "max_tokens": sampling.max_tokens - so_far,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            # Going on with the first seed would draw the first tokens' random numbers again.
-            "seed": derive_seed(self._seed, so_far) if so_far else self._seed,
-            "stop_token_ids": sorted(self._stops),
-            "logprobs": 0,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-            "stream": True,
-        }
-        return msgspec.json.encode(body)
-
-    def take(self, chunk: Chunk, version: int) -> None:
-        """Keep a chunk's tokens, which `version` sampled."""
-        for choice in chunk.choices:
-            tokens = choice.token_ids or []
-            logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
-            if len(tokens) != len(logprobs):
-                raise RefusalError(500, f"{len(tokens)} tokens arrived with {len(logprobs)} log-probabilities")
-            self.tokens += tokens
-            self.logprobs += logprobs
-            self.versions += [version] * len(tokens)
-            if choice.finish_reason in ("stop", "length"):
-                self.finish = "stop" if choice.finish_reason == "stop" else "length"
-                self._finished = True
-
-    def switch(self, version: int) -> None:
-        """Go on under another version, from the tokens so far."""
-        if version != self.version:
-            self.version = version
-            self.switched = True
-            if self.scope is not None:
-                self.scope.cancel()
 
 
 def _is_unknown_version(error: Exception) -> bool:

@@ -36,7 +36,7 @@ TAGS = (SYSTEM, USER, TOOL, ASSISTANT, CALL, CALL_END, END)
 """The tokens a tokenizer needs. `END` closes the assistant's turn and is the only stop token."""
 
 
-class CompactRendererConfig(BaseRendererConfig):
+class CompactRendererConfig(BaseRendererConfig):  # type: ignore[misc]  # the package has no types mypy may follow
     """There is nothing to configure; the package wants a config class of its own for every renderer."""
 
     name: Literal["compact"] = "compact"
@@ -226,13 +226,15 @@ def _bare_argument(tools: Sequence[dict[str, Any]] | None) -> tuple[str, str] | 
 
 
 def _call_body(function: dict[str, Any], bare: tuple[str, str] | None) -> str:
-    name, arguments = function["name"], function["arguments"]
+    name: str = function["name"]
+    arguments: Any = function["arguments"]
     if isinstance(arguments, str):
+        text = arguments
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(text)
         except ValueError:
             # A call that was malformed when it was made stays the text it was.
-            return arguments if bare else name + arguments
+            return text if bare else name + text
     if bare and name == bare[0] and isinstance(arguments, dict) and arguments.keys() == {bare[1]}:
         value = arguments[bare[1]]
         if isinstance(value, str):

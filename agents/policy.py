@@ -1,7 +1,7 @@
 """The agent under training: token-in, token-out.
 
-The token context of an episode only ever grows: the prompt is rendered once, sampled tokens are kept as sampled, and each
-observation is appended behind them. Nothing that was sampled is rendered again.
+The token context of an episode only ever grows: the prompt is rendered once, sampled tokens are kept as sampled, and
+each observation is appended behind them. Nothing that was sampled is rendered again.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,7 @@ class PolicyAgent:
         max_length: the longest context in tokens.
     """
 
-    def __init__(
-        self, client: InferenceClient, renderer: TurnRenderer, sampling: Sampling, max_length: int
-    ) -> None:
+    def __init__(self, client: InferenceClient, renderer: TurnRenderer, sampling: Sampling, max_length: int) -> None:
         self.client = client
         self.renderer = renderer
         self.sampling = sampling

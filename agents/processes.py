@@ -14,6 +14,7 @@ import anyio
 import msgspec
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
+
 from moonmill.errors import ConfigError, WorkerDiedError
 
 _USAGE_EXIT_CODE = 2

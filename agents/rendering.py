@@ -15,11 +15,12 @@ from typing import Any, get_args
 
 import msgspec
 import renderers
+from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
+from renderers.configs import CustomRendererConfig
+
 from moonmill.envs import ToolSpec
 from moonmill.errors import RenderError
 from moonmill.types import Message, ToolCall
-from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
-from renderers.configs import CustomRendererConfig
 
 MODEL_FILE = "moonmill.json"
 """In a model folder, names the renderer that `auto` takes: `{"renderer": "package.module:Class"}`."""
@@ -123,9 +124,7 @@ class TurnRenderer:
         calls = tuple(_to_call(attempt, f"{turn}-{index}") for index, attempt in enumerate(parsed.tool_calls))
         return Message("assistant", parsed.content, calls, reasoning=parsed.reasoning_content or None)
 
-    def transcript(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
-    ) -> tuple[list[int], list[bool]]:
+    def transcript(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[list[int], list[bool]]:
         """The tokens of a finished conversation, and which of them the assistant says: a demonstration to learn from.
 
         Raises:
@@ -247,7 +246,7 @@ def _to_call(attempt: renderers.ParsedToolCall, default_id: str) -> ToolCall:
     name = attempt.name if isinstance(attempt.name, str) else ""
     problem = _CALL_ERRORS.get(attempt.status)
     if problem is not None:
-        return ToolCall(call_id, name, attempt.raw, f"{problem}: {attempt.raw}")
+        return ToolCall(call_id, name, attempt.raw, problem)
     arguments = attempt.arguments
     if arguments is None:
         return ToolCall(call_id, name)

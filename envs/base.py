@@ -1,7 +1,7 @@
 """`MultiTurnEnv`: what an author subclasses.
 
-One instance is one episode, so plain attributes are per-episode state. All of it is ordinary synchronous Python; methods
-written with `async def` are welcome and run on the event loop. `reset` and `step` have Gymnasium's signatures.
+One instance is one episode, so plain attributes are per-episode state. All of it is ordinary synchronous Python;
+methods written with `async def` are welcome and run on the event loop. `reset` and `step` have Gymnasium's signatures.
 """
 
 import inspect
@@ -146,8 +146,8 @@ class MultiTurnEnv(ABC):
     def step(self, action: Message | str) -> Any:
         """Take the model's message: run its tool calls, or end the episode if it makes none.
 
-        A turn that was cut off (`self.finish_reason == "length"`) is no answer: the episode is truncated. An override may
-        be async and may return a text as its observation; it calls `super().step` for what it does not change.
+        A turn that was cut off (`self.finish_reason == "length"`) is no answer: the episode is truncated. An override
+        may be async and may return a text as its observation; it calls `super().step` for what it does not change.
 
         Raises:
             EpisodeOverError: the episode has ended, or has not begun.

@@ -1,7 +1,7 @@
 """`@reward`, `@metric` and `@stop`: methods that score, measure and end an episode.
 
-All three may be sync or async. Rewards and metrics take the finished `Rollout`; a stop method takes nothing and is asked
-after every step. A reward may return None: the rollout is then unscored, which is not the same as 0.
+All three may be sync or async. Rewards and metrics take the finished `Rollout`; a stop method takes nothing and is
+asked after every step. A reward may return None: the rollout is then unscored, which is not the same as 0.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """From a finished episode to its reward.
 
-A rollout's reward is the weighted sum of its `@reward` methods plus its turns' rewards. Every value is finite and within
-the environment's `reward_bounds`, else the rollout fails: a wrong number never reaches the trainer.
+A rollout's reward is the weighted sum of its `@reward` methods plus its turns' rewards. Every value is finite and
+within the environment's `reward_bounds`, else the rollout fails: a wrong number never reaches the trainer.
 """
 
 import math

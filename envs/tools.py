@@ -1,8 +1,8 @@
 """Tools: methods the model may call.
 
-A tool's JSON schema comes from its signature and docstring, once, when the class is defined; what a signature cannot say
-is refused there. Arguments are validated against the same types before the method runs: nothing is converted silently, so
-`"3"` is no number.
+A tool's JSON schema comes from its signature and docstring, once, when the class is defined; what a signature cannot
+say is refused there. Arguments are validated against the same types before the method runs: nothing is converted
+silently, so `"3"` is no number.
 """
 
 import copy
@@ -86,8 +86,8 @@ def tool(
 ) -> Any:
     """Let the model call this method, sync or async.
 
-    The description is the docstring's first paragraph; each parameter's is its line under `Args:`. A parameter without a
-    default is required. The result is shown to the model: text as it is, anything else as JSON.
+    The description is the docstring's first paragraph; each parameter's is its line under `Args:`. A parameter without
+    a default is required. The result is shown to the model: text as it is, anything else as JSON.
 
     Args:
         method: the method, where the decorator is used without arguments.

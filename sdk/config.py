@@ -1,8 +1,8 @@
 """The configuration of a run: plain data, with defaults that work.
 
-One struct per section of the YAML file; the docstring under a field is its documentation. How a file becomes a `Config`,
-and how a wrong key is reported, is in `config_io`. Unknown keys are refused. Ranges stand in the types, so that a value
-out of range is reported with its path like a value of the wrong type.
+One struct per section of the YAML file; the docstring under a field is its documentation. How a file becomes a
+`Config`, and how a wrong key is reported, is in `config_io`. Unknown keys are refused. Ranges stand in the types, so
+that a value out of range is reported with its path like a value of the wrong type.
 """
 
 from typing import Annotated, Any, Literal
@@ -108,9 +108,10 @@ class CriticConfig(Struct, frozen=True, forbid_unknown_fields=True):
     warmup_steps: Count = 10
     """Steps at the start that train the critic alone. They make no new version."""
     freeze_attention: bool = True
-    advantages: Literal["before_update", "after_update"] = "after_update"
-    """Whether advantages use the critic's values from before or after the step's value updates. The paper does not say;
-    `after_update` uses the better-informed values."""
+    advantages: Literal["before_update", "after_update"] = "before_update"
+    """Whether advantages use the critic's values from before or after the step's value updates. The paper does not say.
+    After an update the critic has seen this batch's outcomes, which takes them out of the advantages; on the calculator
+    example that halves what a step teaches."""
 
 
 class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True):

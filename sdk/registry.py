@@ -55,7 +55,9 @@ def register(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) -> N
         RegistryError: the id has another form, or is taken by another environment.
     """
     if not _ID.fullmatch(id):
-        raise RegistryError(f"the environment id {id!r} should look like `name-v0`: letters, digits, `-`, `_`, a version")
+        raise RegistryError(
+            f"the environment id {id!r} should look like `name-v0`: letters, digits, `-`, `_`, a version"
+        )
     spec = EnvSpec(id, entry_point, kwargs)
     if _registered.get(id, spec) != spec:
         raise RegistryError(f"the environment id {id!r} is taken by {_registered[id].entry_point}: choose another")

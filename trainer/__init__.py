@@ -1,0 +1,1 @@
+"""The trainer: controller, buffer, algorithms, critic, learner, publisher, checkpoints."""

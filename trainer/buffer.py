@@ -1,11 +1,11 @@
 """Rollouts between the episode and the learner: a state machine without I/O or clock.
 
 Every admitted rollout leaves exactly once: in a batch, or dropped with a reason. Batches are taken by windowed FIFO:
-among the oldest `window` admitted, the first that are finished. So a slow episode is not waited for, and since the window
-does not move past it, it is not starved either.
+among the oldest `window` admitted, the first that are finished. So a slow episode is not waited for, and since the
+window does not move past it, it is not starved either.
 
-The unit is a group: of one rollout in single-rollout mode, of `group_size` in the group modes. Rollout `index` belongs to
-the unit `index // group_size`.
+The unit is a group: of one rollout in single-rollout mode, of `group_size` in the group modes. Rollout `index` belongs
+to the unit `index // group_size`.
 """
 
 from collections.abc import Iterable

@@ -1,94 +1,95 @@
-"""Checkpoints: everything the learner knows, in a folder that appears whole or not at all.
+"""Checkpoint folders: `checkpoints/step-000020/`, whole or not there at all.
 
-    checkpoints/step-000020/
-        policy/             a model folder: transformers, the engine and `moonmill eval` load it
-        critic.safetensors  backbone and value head
-        optimizers.pt       both optimizers, and torch's random state
-        state.json          step, version
+What always holds: a folder with such a name is complete. It is filled under another name, flushed to disk, and renamed
+in one step; a kill at any moment leaves the older checkpoints as they were, and rubbish that the next one clears away.
 
-A round trip is bit-exact.
+    policy/              a model folder: configuration, weights, tokenizer
+    critic.safetensors   where there is a critic
+    optimizers.pt        optimizers, their schedules, random state
+    state.json           step and version
 """
 
 import os
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-import torch
-
 from moonmill.errors import RunDirectoryError
-from moonmill.trainer.learner import Learner
-from moonmill.trainer.messages import State
-from moonmill.trainer.models import WEIGHTS, copy_companions, read_tensors, write_tensors
 
-_FOLDER = "checkpoints"
+_NAME = re.compile(r"step-(\d+)")
+_UNFINISHED = ".unfinished-"
 
 
-def save(learner: Learner, run: Path, keep: int) -> Path:
-    """Write a checkpoint of the learner's present state and remove all but the newest `keep`."""
-    folder = run / _FOLDER / f"step-{learner.step_count:06d}"
-    if folder.exists():
-        return folder
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    (temporary / "policy").mkdir(parents=True)
-    copy_companions(learner.config.model.path, temporary / "policy")
-    write_tensors(learner.policy, temporary / "policy" / WEIGHTS)
-    if learner.critic is not None:
-        write_tensors(learner.critic, temporary / "critic.safetensors")
-    optimizers = {
-        "policy": learner.policy_optimizer.state_dict(),
-        "critic": learner.critic_optimizer.state_dict() if learner.critic_optimizer else None,
-        "torch_rng": torch.get_rng_state(),
-        "nan_steps": learner.nan_steps,
-    }
-    with open(temporary / "optimizers.pt", "wb") as file:
-        torch.save(optimizers, file)
-        os.fsync(file.fileno())
-    (temporary / "state.json").write_bytes(msgspec.json.encode(State(learner.step_count, learner.version)))
-    temporary.rename(folder)
-    _sync_folder(folder.parent)
-    for old in _all(run)[:-keep]:
-        shutil.rmtree(old)
-    return folder
+def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None]) -> Path:
+    """Make the checkpoint of a step and remove old ones.
 
+    A checkpoint of this step that stands already is left as it is: a run is deterministic, so it is the same.
 
-def restore(learner: Learner, folder: Path) -> State:
-    """Bring the learner to the state that was saved.
+    Args:
+        run_dir: the run's directory.
+        step: learner steps done.
+        keep: so many checkpoints remain, this one among them.
+        fill: writes the content into an empty folder.
 
     Raises:
-        RunDirectoryError: the checkpoint cannot be read, or is of another model or algorithm.
+        RunDirectoryError: it cannot be written.
     """
+    folder = run_dir / "checkpoints"
+    final = folder / f"step-{step:06d}"
     try:
-        state = msgspec.json.decode((folder / "state.json").read_bytes(), type=State)
-        optimizers = torch.load(folder / "optimizers.pt", weights_only=True, map_location=learner.policy.device)
-        read_tensors(learner.policy, folder / "policy" / WEIGHTS)
-        learner.policy_optimizer.load_state_dict(optimizers["policy"])
-        if learner.critic is not None and learner.critic_optimizer is not None:
-            read_tensors(learner.critic, folder / "critic.safetensors")
-            learner.critic_optimizer.load_state_dict(optimizers["critic"])
-        torch.set_rng_state(optimizers["torch_rng"].cpu())
-    except (OSError, KeyError, ValueError, RuntimeError, msgspec.MsgspecError) as e:
-        raise RunDirectoryError(f"the checkpoint {folder} cannot be restored: {e}") from e
-    learner.nan_steps = optimizers["nan_steps"]
-    learner.step_count, learner.version = state.step, state.version
-    return state
+        folder.mkdir(parents=True, exist_ok=True)
+        _clear_unfinished(folder)
+        if not final.exists():
+            unfinished = folder / f"{_UNFINISHED}{final.name}"
+            unfinished.mkdir()
+            fill(unfinished)
+            flush(unfinished)
+            unfinished.rename(final)
+            _flush_path(folder)
+        for old in _complete(folder)[:-keep]:
+            _remove(old)
+    except OSError as e:
+        raise RunDirectoryError(f"cannot write the checkpoint {final}: {e.strerror or e}") from e
+    return final
 
 
-def latest(run: Path) -> Path | None:
-    """The newest whole checkpoint of a run."""
-    found = _all(run)
-    return found[-1] if found else None
+def latest(run_dir: Path) -> Path | None:
+    """The newest complete checkpoint of a run, None where there is none."""
+    return next(reversed(_complete(run_dir / "checkpoints")), None)
 
 
-def _all(run: Path) -> list[Path]:
-    """Whole checkpoints, oldest first; what a kill left half-written has another name."""
-    return sorted(p for p in (run / _FOLDER).glob("step-*") if (p / "state.json").exists())
+def flush(folder: Path) -> None:
+    """Bring a folder and everything in it to the disk."""
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            _flush_path(Path(parent, name))
+        _flush_path(Path(parent))
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _complete(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def _remove(checkpoint: Path) -> None:
+    # First under a name that `latest` passes over: a kill half-way must not leave half a checkpoint.
+    doomed = checkpoint.with_name(f"{_UNFINISHED}{checkpoint.name}")
+    checkpoint.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _clear_unfinished(folder: Path) -> None:
+    for path in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path)
+
+
+def _flush_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

@@ -4,10 +4,10 @@ Always: a rollout is in the ledger before it is in the buffer; a step is in the 
 nothing waits for a particular episode. The parts do not know the controller; it knows them.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from statistics import fmean
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.to_thread
@@ -69,7 +69,7 @@ class Controller:
         taskset: Taskset,
         buffer: Buffer,
         reporter: Reporter,
-        evaluate: Callable[[str], Awaitable[None]],
+        evaluate: Callable[[str], Coroutine[Any, Any, None]],
         recovery: Recovery,
         steps_total: int,
     ) -> None:
@@ -85,7 +85,7 @@ class Controller:
         self._meter = Meter()
         self._spans = self._meter.spans()
         self._changed = anyio.Event()
-        self._stopping = False
+        self._stop_asked = anyio.Event()
         self._failures = 0
         self._steps_total = steps_total
         self.step = recovery.step
@@ -96,13 +96,13 @@ class Controller:
 
     def stop(self) -> None:
         """End the run after the learner's current step, with a checkpoint."""
-        self._stopping = True
+        self._stop_asked.set()
         self._notify()
 
     @property
     def stopped(self) -> bool:
         """`stop` was called before all steps were done."""
-        return self._stopping and self.version < self._config.train.steps
+        return self._stop_asked.is_set() and self.version < self._config.train.steps
 
     async def train(self) -> None:
         """Train until the configured number of policy updates is done, or `stop` is called.
@@ -190,12 +190,12 @@ class Controller:
 
     async def _learn(self, evaluations: TaskGroup) -> None:
         train = self._config.train
-        while self.version < train.steps and not self._stopping:
+        while self.version < train.steps and not self._stop_asked.is_set():
             waiting_from = self._meter.spans().wall
             while (batch := self._buffer.take(self.version)) is None:
                 self._notify()  # Stale rollouts that were dropped have freed their places.
                 await self._changed.wait()
-                if self._stopping:
+                if self._stop_asked.is_set():
                     return
             waited = self._meter.spans().wall - waiting_from
             with self._meter.learning():

@@ -1,80 +1,84 @@
-"""The critic: the policy's backbone with a value head.
+"""The critic: a value for every context an action token was drawn from.
 
-It starts from the policy's weights. Its attention is frozen, and with it embeddings and norms: what learns are the MLP (or
-MoE) projections and the head (SAO, arXiv 2607.07508). `freeze_attention: false` trains all of it. The head starts at 0, so
-that the first values are 0 and not noise.
+SAO, arXiv 2607.07508: the policy's backbone, starting from the policy's weights, with a value head; attention is
+frozen, the MLP (or MoE) projections and the head are trained. The paper does not speak of embeddings and norms: they
+are frozen too.
+
+What always holds: the head starts at zero, so a critic that has learned nothing says 0, and advantages are returns.
 """
 
 import copy
+import re
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from moonmill.trainer.packing import MicroBatch
+from moonmill.config import CriticConfig
+from moonmill.errors import ConfigError
+from moonmill.trainer.models import Packed
 
-_MLP_CLASSES = ("MLP", "FFN", "FeedForward", "Experts", "MoE", "Moe", "SparseMoe")
-"""Parts of the class names transformers gives to what stands between two attentions."""
+_MLP = re.compile(r"mlp|moe|feed_?forward|ffn|expert", re.IGNORECASE)
+_ATTENTION = re.compile(r"attn|attention|deltanet|mamba|linear_attn|ssm", re.IGNORECASE)
 
 
 class Critic(nn.Module):
-    """Values of packed contexts.
+    """A copy of a policy's backbone with a value head.
 
     Args:
-        policy: whose backbone is copied.
-        freeze_attention: train only MLPs and head.
+        policy: is copied, not touched.
+        config: whether attention is frozen.
+
+    Raises:
+        ConfigError: attention is to be frozen, and the model has no MLP that could be told from it.
     """
 
-    def __init__(self, policy: PreTrainedModel, *, freeze_attention: bool) -> None:
+    def __init__(self, policy: PreTrainedModel, config: CriticConfig) -> None:
         super().__init__()
-        self.backbone = copy.deepcopy(policy.base_model)
+        self.backbone = copy.deepcopy(policy.base_model).eval()
         hidden = policy.config.get_text_config().hidden_size
-        self.head = nn.Linear(hidden, 1, device=policy.device, dtype=policy.dtype)
+        self.head = nn.Linear(hidden, 1, device=policy.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        if freeze_attention:
-            self.backbone.requires_grad_(False)
-            for module in mlp_modules(self.backbone):
-                module.requires_grad_(True)
+        if config.freeze_attention:
+            _freeze_all_but_mlps(self.backbone)
 
-    def forward(self, batch: MicroBatch) -> Tensor:
-        """Value of the context up to and with each token: `[tokens]`."""
-        out = self.backbone(
-            input_ids=batch.ids, position_ids=batch.positions, use_cache=False, plan=batch.plan
-        ).last_hidden_state
-        values: Tensor = self.head(out)[0, :, 0].float()
-        return values
+    def forward(self, packed: Packed) -> tuple[Tensor, Tensor]:
+        """Values before each action token `[action tokens]` and after each rollout's last token `[rollouts]`."""
+        batch = packed.batch
+        hidden: Tensor = self.backbone(**packed.inputs).last_hidden_state[0]
+        at = torch.cat([batch.before, batch.ends])
+        with torch.autocast(hidden.device.type, enabled=False):
+            values: Tensor = self.head(hidden[at].float()).squeeze(-1)
+        return values[: len(batch.actions)], values[len(batch.actions) :]
 
     def trained(self) -> list[nn.Parameter]:
-        """The parameters that learn."""
+        """The parameters that are not frozen."""
         return [p for p in self.parameters() if p.requires_grad]
 
 
-def mlp_modules(model: nn.Module) -> list[nn.Module]:
-    """The MLP and MoE blocks of a transformers model, by the names of their classes.
-
-    Raises:
-        ValueError: it has none that is recognised.
-    """
-    found = [m for m in model.modules() if any(part in type(m).__name__ for part in _MLP_CLASSES)]
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no module that looks like an MLP: nothing of the critic would learn")
-    return found
-
-
 def explained_variance(values: Tensor, targets: Tensor) -> float:
-    """1 − Var(target − value) / Var(target): 1 is perfect, 0 no better than the mean; nan where targets do not vary."""
-    variance = targets.var(correction=0)
-    if variance < 1e-12:
+    """1 − Var(targets − values) / Var(targets): 1 is a perfect critic, 0 one that knows the mean at most.
+
+    `nan` where the targets do not vary: there is nothing to explain.
+    """
+    spread = targets.double().var(correction=0)
+    if spread == 0:
         return float("nan")
-    return float(1 - (targets - values).var(correction=0) / variance)
+    return float(1 - (targets.double() - values.double()).var(correction=0) / spread)
 
 
-def value_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """Half the squared error, `[tokens]`."""
-    return 0.5 * (values - targets).square()
-
-
-def moments(x: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation."""
-    return float(x.mean()), float(x.std(correction=0)) if torch.numel(x) > 1 else 0.0
+def _freeze_all_but_mlps(backbone: nn.Module) -> None:
+    backbone.requires_grad_(False)
+    found = False
+    for name, module in backbone.named_modules():
+        names = f"{name} {type(module).__name__}"
+        if _MLP.search(names) and not _ATTENTION.search(names):
+            for parameter in module.parameters():
+                parameter.requires_grad_(True)
+                found = True
+    if not found:
+        raise ConfigError(
+            f"algorithm.critic.freeze_attention: {type(backbone).__name__} has no MLP that can be told from its "
+            "attention by name, so all of it would be frozen: set it to false"
+        )

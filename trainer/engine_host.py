@@ -48,6 +48,7 @@ class EngineHost:
         self._note = note
         self._probe_prompt = probe
         self._probe_value: float | None = None
+        self._warned = False
         self.server = ServerProcess(
             "engine", engine_argv(config), log_path=log, start_timeout=config.engine.start_timeout
         )
@@ -115,11 +116,12 @@ class EngineHost:
                     raise EngineError(f"the engine did not take version {version} in {attempt} attempts: {e}") from e
                 with anyio.move_on_after(self._config.engine.start_timeout):
                     await self._up.wait()
-        if value == self._probe_value:
+        if value == self._probe_value and not self._warned:
+            self._warned = True
             self._note(
                 "warning",
-                text=f"version {version} answers a fixed prompt exactly as the version before: its weights may not have "
-                "arrived, or the learning rate is too small to change anything",
+                text=f"version {version} answers a fixed prompt exactly as the version before: its weights may not "
+                "have arrived, or the learning rate is too small to change anything",
             )
         self._probe_value = value
         self._note("version_published", version=version, seconds=time.monotonic() - start)

@@ -1,7 +1,7 @@
 """How good a policy is on held-out tasks: success with its confidence interval, by level.
 
-The tasks and seeds of an evaluation depend on `train.seed` and the split alone, so two evaluations of one run, or of two
-runs with one seed, meet the same problems.
+The tasks and seeds of an evaluation depend on `train.seed` and the split alone, so two evaluations of one run, or of
+two runs with one seed, meet the same problems.
 """
 
 import math
@@ -60,7 +60,8 @@ async def _evaluate(
     results = []
 
     def note(kind: str, **data: object) -> None:
-        reporter.warn(f"{kind}: {data}")
+        if kind != "engine_started":
+            reporter.warn(f"{kind.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in data.items()))
 
     async with AsyncExitStack() as stack:
         host = EngineHost(config, log_dir / "engine.log", note, probe=[], scratch=log_dir)
@@ -96,9 +97,7 @@ async def play(config: Config, factory: EnvFactory, agent: Agent, samples: int) 
     return [r for r in rollouts if r is not None]
 
 
-def result_of(
-    rollouts: Sequence[Rollout], label: str, version: int, temperature: float, success: float
-) -> EvalResult:
+def result_of(rollouts: Sequence[Rollout], label: str, version: int, temperature: float, success: float) -> EvalResult:
     """Count successes. Failed and unscored rollouts are no samples: they are reported beside them.
 
     Raises:

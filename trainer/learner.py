@@ -1,234 +1,279 @@
-"""The learner: owns policy, critic and their optimizers; turns a batch of rollouts into one policy update.
+"""The learner: policy, critic and their optimizers, updated one batch of rollouts at a time.
 
-A step is K value updates, then advantages, then one policy update. The same state and the same rollouts always give the
-same weights, bit for bit: there is no randomness in a step, and threads are fixed.
+A step is K value updates, advantages, and one policy update; the first `critic.warmup_steps` steps train the critic
+alone and make no version. What always holds:
+
+- Losses are divided by the number of action tokens of the whole batch, masked or not, however it is cut into
+  micro-batches.
+- Same state and same rollouts in the same order give bit-identical weights, so that steps lost in a crash can be done
+  again.
+- An update whose gradients are not finite is left out and counted; three such steps in a row end the run.
 """
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
 from msgspec import Struct
-from torch import Tensor, nn
+from torch import Tensor
 
-from moonmill.agents.engine.sampling import processed_logprobs
-from moonmill.config import Config, DisConfig, GaeConfig
+from moonmill.config import Config, DisConfig, GaeConfig, GroupZscoreConfig
 from moonmill.errors import RunError
+from moonmill.seeding import derive_seed
+from moonmill.trainer import checkpoint
+from moonmill.trainer.advantages import critic_targets, gae_advantages, group_advantages, normalized
 from moonmill.trainer.algorithms.dis import dis
-from moonmill.trainer.algorithms.gae import adaptive_lambda, gae
-from moonmill.trainer.algorithms.group_zscore import group_zscore
-from moonmill.trainer.algorithms.objective import TokenLoss
 from moonmill.trainer.algorithms.ppo_clip import ppo_clip
-from moonmill.trainer.algorithms.presets import resolve
-from moonmill.trainer.algorithms.ragged import per_token
-from moonmill.trainer.critic import Critic, explained_variance, moments, value_loss
-from moonmill.trainer.models import load_policy
-from moonmill.trainer.packing import Batch, MicroBatch, pack
+from moonmill.trainer.algorithms.presets import Objective, resolve
+from moonmill.trainer.critic import Critic, explained_variance
+from moonmill.trainer.metrics import TokenStats, entropies, policy_metrics
+from moonmill.trainer.models import (
+    Packed,
+    action_logprobs,
+    export_dtype,
+    implementation_of,
+    load_policy,
+    load_weights,
+    precision,
+    save_policy,
+    save_weights,
+)
+from moonmill.trainer.optimizing import Optimizer
+from moonmill.trainer.packing import pack
 from moonmill.types import Rollout
 
-_NAN_STEPS = 3
-"""So many steps in a row without a finite gradient end the run."""
-_NORM_EPSILON = 1e-8
+_MOST_BAD_STEPS = 3
 
 
-class StepResult(Struct, frozen=True):
-    """What a step did."""
+class StepMetrics(Struct, frozen=True):
+    """What a step came to. `updated` tells whether there is a new version."""
 
     step: int
     version: int
-    made_version: bool
+    updated: bool
     metrics: dict[str, float]
 
 
+class _State(Struct, frozen=True):
+    """The counters of a checkpoint."""
+
+    step: int
+    version: int
+    bad_steps: int
+
+
 class Learner:
-    """Trains on batches of rollouts.
+    """Owns policy and critic. Not for several threads at once.
 
     Args:
-        config: model, sampling, algorithm and learner.
+        config: the run's.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or the algorithm makes no sense.
     """
 
     def __init__(self, config: Config) -> None:
-        torch.set_num_threads(config.learner.threads)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.manual_seed(config.train.seed)
-        self.config = config
-        self.algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
-        self.policy = load_policy(config.model)
-        self.policy_optimizer = self._optimizer(list(self.policy.parameters()), config.learner.lr)
-        self.critic: Critic | None = None
-        self.critic_optimizer: torch.optim.AdamW | None = None
-        if critic := self.algorithm.critic:
-            self.critic = Critic(self.policy, freeze_attention=critic.freeze_attention)
-            self.critic_optimizer = self._optimizer(self.critic.trained(), critic.lr)
-        self.step_count = 0
-        """Steps done, those that train the critic alone among them."""
+        self.step_number = 0
+        """Steps done."""
         self.version = 0
         """Policy updates done."""
-        self.nan_steps = 0
+        self._config = config
+        self._algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
+        self._objective = _objective(self._algorithm.objective)
+        self._device = torch.device(config.model.device)
+        self.policy = load_policy(config.model)
+        parameters = list(self.policy.parameters())
+        learner = config.learner
+        self._policy_optimizer = Optimizer(parameters, learner.lr, learner, learner.warmup_steps)
+        self.critic: Critic | None = None
+        if self._algorithm.critic:
+            self.critic = Critic(self.policy, self._algorithm.critic)
+            self._critic_optimizer = Optimizer(self.critic.trained(), self._algorithm.critic.lr, learner)
+        self._bad_steps = 0
+        self._torn = False
+        self._seconds: dict[str, float] = {}
 
-    def step(self, rollouts: Sequence[Rollout]) -> StepResult:
+    def step(self, rollouts: Sequence[Rollout]) -> StepMetrics:
         """Learn from one batch.
 
         Raises:
-            RunError: gradients have not been finite for several steps in a row.
+            RunError: a rollout cannot be trained on, gradients were not finite for three steps in a row, or an earlier
+                step failed half-way.
         """
-        start = time.perf_counter()
-        batch = pack(rollouts, self.config.learner.micro_batch_tokens, self.policy.device)
-        metrics: dict[str, float] = {"seconds_pack": time.perf_counter() - start}
-        advantages = self._advantages(batch, metrics)
-        self.step_count += 1
-        critic = self.algorithm.critic
-        warming_up = critic is not None and self.step_count <= critic.warmup_steps
-        if not warming_up:
-            mark = time.perf_counter()
-            self._update_policy(batch, advantages, metrics)
-            self.version += 1
-            metrics["seconds_policy"] = time.perf_counter() - mark
-        metrics["seconds"] = time.perf_counter() - start
-        return StepResult(self.step_count, self.version, not warming_up, _finite(metrics))
+        self._refuse_torn()
+        self._seconds = {}
+        with self._timed("pack"):
+            implementation = implementation_of(self.policy)
+            micro_batches = pack(rollouts, self._config.learner.micro_batch_tokens)
+            batch = [Packed(m, implementation, self._device) for m in micro_batches]
+        self._torn = True
+        metrics = {
+            "tokens": float(sum(len(p.batch.tokens) for p in batch)),
+            "action_tokens": float(sum(len(p.batch.actions) for p in batch)),
+            "micro_batches": float(len(batch)),
+        }
+        with precision(self._config.model):
+            updated = self._learn(batch, rollouts, metrics)
+        self._count_bad_step(metrics)
+        metrics |= {f"seconds_{phase}": seconds for phase, seconds in self._seconds.items()}
+        self.step_number += 1
+        self.version += updated
+        self._torn = False
+        finite = {name: value for name, value in metrics.items() if isfinite(value)}
+        return StepMetrics(self.step_number, self.version, updated, finite)
 
-    def logprobs(self, micro_batch: MicroBatch, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of `targets` `[actions]` as the engine would report them, and the entropies there."""
-        sampling = self.config.sampling
-        logits = self.policy(
-            input_ids=micro_batch.ids,
-            position_ids=micro_batch.positions,
-            use_cache=False,
-            plan=micro_batch.plan,
-            logits_to_keep=micro_batch.before,
-        ).logits[0]
-        logprobs = processed_logprobs(logits, sampling.temperature, sampling.top_p, sampling.top_k, keep=targets)
-        with torch.no_grad():
-            entropy = -(logprobs.exp() * logprobs.clamp(min=-1e9)).sum(-1)
-        return logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
+    def export(self, folder: Path) -> Path:
+        """Write the policy's weights as the engine loads them, `model.safetensors` in `folder`: whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished, final = folder / ".model.safetensors.unfinished", folder / "model.safetensors"
+        save_weights(self.policy, unfinished, export_dtype(self._config.model))
+        unfinished.replace(final)
+        return final
 
-    def _optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.AdamW:
-        learner = self.config.learner
-        return torch.optim.AdamW(parameters, lr=lr, betas=learner.betas, weight_decay=learner.weight_decay)
+    def checkpoint(self, run_dir: Path) -> Path:
+        """Save everything needed to go on exactly as if nothing had happened; returns the checkpoint's folder."""
+        self._refuse_torn()
+        return checkpoint.write(run_dir, self.step_number, self._config.train.keep_checkpoints, self._save)
 
-    def _advantages(self, batch: Batch, metrics: dict[str, float]) -> Tensor:
-        """Advantages `[actions]`, after the critic has learned from the batch."""
-        choice = self.algorithm.advantage
-        start = time.perf_counter()
-        if isinstance(choice, GaeConfig):
-            advantages = self._critic_advantages(batch, choice, metrics)
+    def restore(self, path: Path) -> None:
+        """Go back to a checkpoint.
+
+        Raises:
+            RunError: it is not one of this run's.
+        """
+        self._torn = True
+        try:
+            state = msgspec.json.decode((path / "state.json").read_bytes(), type=_State)
+            load_weights(self.policy, path / "policy" / "model.safetensors")
+            saved = torch.load(path / "optimizers.pt", map_location=self._device, weights_only=True)
+            self._policy_optimizer.load_state_dict(saved["policy"])
+            if self.critic is not None:
+                load_weights(self.critic, path / "critic.safetensors")
+                self._critic_optimizer.load_state_dict(saved["critic"])
+        except (OSError, ValueError, KeyError, msgspec.MsgspecError) as e:
+            raise RunError(f"{path} is no checkpoint of this run: {e}") from e
+        torch.set_rng_state(saved["random"].cpu())
+        self.step_number, self.version, self._bad_steps = state.step, state.version, state.bad_steps
+        self._torn = False
+
+    def _save(self, folder: Path) -> None:
+        save_policy(self.policy, folder / "policy", self._config.model.path)
+        optimizers: dict[str, Any] = {"policy": self._policy_optimizer.state_dict(), "random": torch.get_rng_state()}
+        if self.critic is not None:
+            save_weights(self.critic, folder / "critic.safetensors")
+            optimizers["critic"] = self._critic_optimizer.state_dict()
+        torch.save(optimizers, folder / "optimizers.pt")
+        state = _State(self.step_number, self.version, self._bad_steps)
+        (folder / "state.json").write_bytes(msgspec.json.encode(state))
+
+    def _learn(self, batch: Sequence[Packed], rollouts: Sequence[Rollout], metrics: dict[str, float]) -> bool:
+        """Returns whether the policy was updated."""
+        advantage, critic = self._algorithm.advantage, self._algorithm.critic
+        if isinstance(advantage, GroupZscoreConfig):
+            advantages = group_advantages(advantage, [p.batch for p in batch], rollouts)
+            advantages = [a.to(self._device) for a in advantages]
         else:
-            grouped = group_zscore(batch.totals, batch.groups, epsilon=choice.epsilon)
-            advantages = per_token(grouped, batch.lengths)
-        mean, std = moments(advantages)
-        metrics.update(advantage_mean=mean, advantage_std=std, seconds_advantages=time.perf_counter() - start)
-        if isinstance(choice, GaeConfig) and choice.normalize:
-            advantages = (advantages - mean) / (std + _NORM_EPSILON)
-        return advantages
+            assert critic is not None
+            before = self._train_critic(batch, advantage, metrics)
+            if self.step_number < critic.warmup_steps:
+                return False
+            with self._timed("advantages"), torch.no_grad():
+                late = critic.advantages == "after_update"
+                values = [self._values(p) for p in batch] if late else before
+                advantages = [gae_advantages(advantage, p.batch, *v) for p, v in zip(batch, values, strict=True)]
+        everything = torch.cat(advantages)
+        metrics["advantage_mean"] = float(everything.mean())
+        metrics["advantage_std"] = float(everything.std(correction=0))
+        if isinstance(advantage, GaeConfig) and advantage.normalize:
+            advantages = normalized(advantages)
+        with self._timed("policy"):
+            return self._update_policy(batch, advantages, metrics)
 
-    def _critic_advantages(self, batch: Batch, choice: GaeConfig, metrics: dict[str, float]) -> Tensor:
-        critic = self.algorithm.critic
-        assert critic is not None
-        values, bootstrap = self._values(batch, choice)
-        targets = values + gae(
-            batch.rewards, values, batch.lengths, gamma=choice.gamma, lam=choice.critic_lam, bootstrap=bootstrap
-        )
-        metrics["explained_variance"] = explained_variance(values, targets)
-        metrics["value_mean"], metrics["value_target_mean"] = float(values.mean()), float(targets.mean())
-        metrics["value_bias"] = metrics["value_mean"] - metrics["value_target_mean"]
-        for update in range(critic.updates):
-            loss, norm = self._update_critic(batch, targets)
-            if update == 0:
-                metrics["value_loss"] = loss
-            metrics["critic_grad_norm"] = norm
-        if critic.advantages == "after_update":
-            values, bootstrap = self._values(batch, choice)
-        lam = adaptive_lambda(batch.lengths, choice.alpha) if choice.lam == "adaptive" else float(choice.lam)
-        return gae(batch.rewards, values, batch.lengths, gamma=choice.gamma, lam=lam, bootstrap=bootstrap)
+    def _train_critic(
+        self, batch: Sequence[Packed], config: GaeConfig, metrics: dict[str, float]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """K value updates; returns the values from before them.
 
-    @torch.no_grad()
-    def _values(self, batch: Batch, choice: GaeConfig) -> tuple[Tensor, Tensor | None]:
-        """Values in front of each action token, and behind the last one of each truncated rollout if wanted."""
-        assert self.critic is not None
-        values, ends = [], []
-        for micro_batch in batch.micro_batches:
-            everywhere = self.critic(micro_batch)
-            values.append(everywhere[micro_batch.before])
-            ends.append(everywhere[micro_batch.last])
-        bootstrap = torch.cat(ends) * batch.truncated if choice.bootstrap_truncated else None
-        return torch.cat(values), bootstrap
+        A rollout is never split, so the first update's own forward pass gives what its targets need.
+        """
+        assert self._algorithm.critic is not None
+        count = metrics["action_tokens"]
+        before: list[tuple[Tensor, Tensor]] = []
+        targets: list[Tensor] = []
+        with self._timed("critic"):
+            for update in range(self._algorithm.critic.updates):
+                for index, packed in enumerate(batch):
+                    values, ends = self._values(packed)
+                    if update == 0:
+                        before.append((values.detach(), ends.detach()))
+                        targets.append(critic_targets(config, packed.batch, *before[-1]))
+                    torch.autograd.backward(0.5 * (values - targets[index]).square().sum() / count)
+                norm, done = self._critic_optimizer.update()
+                metrics["skipped_critic_updates"] = metrics.get("skipped_critic_updates", 0.0) + (not done)
+        metrics["critic_grad_norm"] = norm
+        value, target = torch.cat([v for v, _ in before]), torch.cat(targets)
+        metrics["value_loss"] = float(0.5 * (value - target).square().mean())
+        metrics["explained_variance"] = explained_variance(value, target)
+        metrics["value_bias"] = float((value - target).mean())
+        return before
 
-    def _update_critic(self, batch: Batch, targets: Tensor) -> tuple[float, float]:
-        assert self.critic is not None
-        assert self.critic_optimizer is not None
-        total = 0.0
-        for micro_batch in batch.micro_batches:
-            values = self.critic(micro_batch)[micro_batch.before]
-            loss = value_loss(values, targets[micro_batch.actions]).sum() / len(targets)
-            loss.backward()
-            total += float(loss.detach())
-        return total, self._apply(self.critic_optimizer, self.critic.trained())
+    def _values(self, packed: Packed) -> tuple[Tensor, Tensor]:
+        values: tuple[Tensor, Tensor] = self.critic(packed)  # type: ignore[misc]  # called only where there is a critic
+        return values
 
-    def _update_policy(self, batch: Batch, advantages: Tensor, metrics: dict[str, float]) -> None:
-        loss_sum = 0.0
-        new, entropies, masked = [], [], []
-        for micro_batch in batch.micro_batches:
-            at = micro_batch.actions
-            logprobs, entropy = self.logprobs(micro_batch, batch.targets[at])
-            token_loss = self._objective(logprobs, batch.behaviour[at], advantages[at])
-            # Every action token of the batch counts, also those the objective masks.
-            loss = token_loss.loss.sum() / len(batch.targets)
-            loss.backward()
-            loss_sum += float(loss.detach())
-            new.append(logprobs.detach())
-            entropies.append(entropy)
-            masked.append(token_loss.masked)
-        warmup = self.config.learner.warmup_steps
-        lr = self.config.learner.lr * min(1.0, (self.version + 1) / warmup if warmup else 1.0)
-        for group in self.policy_optimizer.param_groups:
-            group["lr"] = lr
-        metrics.update(policy_loss=loss_sum, lr=lr, grad_norm=self._apply(self.policy_optimizer, self.policy.parameters()))
-        metrics["entropy"] = float(torch.cat(entropies).mean())
-        metrics["masked_share"] = float(torch.cat(masked).float().mean())
-        metrics.update(_ratio_metrics(torch.cat(new), batch.behaviour))
+    def _update_policy(self, batch: Sequence[Packed], advantages: Sequence[Tensor], metrics: dict[str, float]) -> bool:
+        count = metrics["action_tokens"]
+        stats = []
+        for packed, advantage in zip(batch, advantages, strict=True):
+            micro = packed.batch
+            everything = action_logprobs(self.policy, packed, self._config.sampling)
+            logprobs = everything.gather(-1, micro.sampled.unsqueeze(-1)).squeeze(-1)
+            loss, kept = self._objective(logprobs, micro.behaviour, advantage)
+            torch.autograd.backward(loss.sum() / count)
+            fresh = micro.versions == self.version
+            entropy = entropies(everything)
+            stats.append(TokenStats(logprobs.detach(), micro.behaviour, kept, entropy, loss.detach(), fresh))
+        metrics |= policy_metrics(stats)
+        metrics["lr"] = self._policy_optimizer.lr
+        metrics["grad_norm"], done = self._policy_optimizer.update()
+        metrics["skipped_updates"] = float(not done)
+        return done
 
-    def _objective(self, logprobs: Tensor, behaviour: Tensor, advantages: Tensor) -> TokenLoss:
-        choice = self.algorithm.objective
-        objective: Callable[..., TokenLoss] = dis if isinstance(choice, DisConfig) else ppo_clip
-        return objective(logprobs, behaviour, advantages, low=choice.low, high=choice.high)
-
-    def _apply(self, optimizer: torch.optim.Optimizer, parameters: object) -> float:
-        """Clip, take the optimizer's step, clear; returns the norm before clipping. Skipped where it is not finite."""
-        trained = [p for p in parameters if p.requires_grad]  # type: ignore[attr-defined]
-        norm = float(nn.utils.clip_grad_norm_(trained, self.config.learner.max_grad_norm))
-        if math.isfinite(norm):
-            optimizer.step()
-            self.nan_steps = 0
-        else:
-            self.nan_steps += 1
-        optimizer.zero_grad(set_to_none=True)
-        if self.nan_steps >= _NAN_STEPS:
+    def _count_bad_step(self, metrics: dict[str, float]) -> None:
+        wrong = [name for name in ("skipped_updates", "skipped_critic_updates") if metrics.get(name)]
+        self._bad_steps = self._bad_steps + 1 if wrong else 0
+        if self._bad_steps >= _MOST_BAD_STEPS:
+            which = " and ".join("critic" if "critic" in name else "policy" for name in wrong)
             raise RunError(
-                f"the gradient was not finite for {_NAN_STEPS} updates in a row: lower learner.lr or "
-                "algorithm.critic.lr, or go back to an earlier checkpoint"
+                f"learner step {self.step_number + 1}: the gradients of the {which} were not finite, for the "
+                f"{self._bad_steps}rd step in a row: the run has diverged. Go back to a checkpoint with a lower "
+                "learner.lr or algorithm.critic.lr"
             )
-        return norm
+
+    def _refuse_torn(self) -> None:
+        if self._torn:
+            raise RunError("the learner failed in the middle of a step: restore a checkpoint first")
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self._seconds[phase] = time.perf_counter() - begin
 
 
-@torch.no_grad()
-def _ratio_metrics(logprobs: Tensor, behaviour: Tensor) -> dict[str, float]:
-    """How far the policy being trained is from the one that sampled."""
-    difference = logprobs - behaviour
-    ratio = difference.exp()
-    mean, std = moments(ratio)
-    return {
-        "ratio_mean": mean,
-        "ratio_std": std,
-        "ratio_min": float(ratio.min()),
-        "ratio_max": float(ratio.max()),
-        "logprob_diff_mean": float(difference.abs().mean()),
-        "logprob_diff_max": float(difference.abs().max()),
-        # Schulman's k3 estimate of KL(rollout policy ‖ current policy): never negative, low variance.
-        "kl": float((ratio - 1 - difference).mean()),
-    }
+def _objective(config: Objective) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    return partial(dis if isinstance(config, DisConfig) else ppo_clip, low=config.low, high=config.high)
 
 
-def _finite(metrics: dict[str, float]) -> dict[str, float]:
-    """JSON knows no nan: a value that could not be computed is left out."""
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+def make_deterministic(config: Config) -> None:
+    """Set this process up so that the same steps give the same weights. For the whole process: call it once, first."""
+    torch.set_num_threads(config.learner.threads)
+    torch.manual_seed(derive_seed(config.train.seed, "learner"))
+    # Where a GPU has no deterministic kernel, a warning is better than no training.
+    torch.use_deterministic_algorithms(True, warn_only=config.model.device != "cpu")

@@ -1,4 +1,8 @@
-"""The controller's way to the learner."""
+"""The way to the learner process: one method for each of its requests.
+
+Every wait is bounded by `timeout`. A learner that is gone or hangs is a `WorkerDiedError`, one that refuses or fails is
+a `RunError` with its own words.
+"""
 
 from pathlib import Path
 from typing import TypeVar
@@ -8,61 +12,72 @@ import msgspec
 from msgspec import Struct
 
 from moonmill.errors import RunError, WorkerDiedError
-from moonmill.trainer import messages
+from moonmill.trainer.messages import (
+    CheckpointAnswer,
+    ErrorAnswer,
+    LearnerState,
+    RestoreRequest,
+    StepAnswer,
+    StepRequest,
+)
 from moonmill.types import Rollout
 
-T = TypeVar("T", bound=Struct)
+_Answer = TypeVar("_Answer", bound=Struct)
+_CONNECT_SECONDS = 10.0
 
 
 class LearnerClient:
-    """Talks to one learner process.
+    """Talks to one learner. `aclose` it at the end.
 
     Args:
-        base_url: where it serves.
+        base_url: the learner's root, such as `http://127.0.0.1:8001`.
         timeout: seconds one request may take, a whole learner step among them.
     """
 
-    def __init__(self, base_url: str, *, timeout: float) -> None:
+    def __init__(self, base_url: str, timeout: float) -> None:
+        self._url = base_url.rstrip("/")
         self._timeout = timeout
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout)
+        self._http = httpx.AsyncClient(timeout=httpx.Timeout(timeout, connect=_CONNECT_SECONDS), trust_env=False)
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def state(self) -> messages.State:
-        return await self._call("GET", "/state", None, messages.State)
+    async def state(self) -> LearnerState:
+        """Where the learner stands."""
+        return await self._ask("GET", "/state", None, LearnerState)
 
-    async def step(self, step: int, rollouts: tuple[Rollout, ...]) -> messages.StepAnswer:
-        """Do step number `step`.
-
-        Raises:
-            WorkerDiedError: the learner is gone or does not answer.
-            RunError: it refused, or the step failed.
-        """
-        return await self._call("POST", "/step", messages.StepRequest(step, rollouts), messages.StepAnswer)
+    async def step(self, step: int, rollouts: tuple[Rollout, ...]) -> StepAnswer:
+        """Do learner step number `step`, the one after those done, with these rollouts."""
+        return await self._ask("POST", "/step", StepRequest(step, rollouts), StepAnswer)
 
     async def checkpoint(self) -> Path:
-        return Path((await self._call("POST", "/checkpoint", None, messages.Path)).path)
+        """Save everything the learner knows; returns the checkpoint's folder."""
+        return Path((await self._ask("POST", "/checkpoint", None, CheckpointAnswer)).path)
 
-    async def restore(self, path: Path) -> messages.State:
-        return await self._call("POST", "/restore", messages.Path(str(path)), messages.State)
+    async def restore(self, path: Path) -> LearnerState:
+        """Go back to a checkpoint."""
+        return await self._ask("POST", "/restore", RestoreRequest(str(path)), LearnerState)
 
-    async def _call(self, method: str, path: str, body: Struct | None, answer: type[T]) -> T:
-        content = b"" if body is None else msgspec.msgpack.encode(body)
+    async def _ask(self, method: str, path: str, body: Struct | None, answer: type[_Answer]) -> _Answer:
+        content = None if body is None else msgspec.msgpack.encode(body)
         try:
-            response = await self._http.request(method, path, content=content)
+            response = await self._http.request(method, self._url + path, content=content)
         except httpx.TimeoutException as e:
-            raise WorkerDiedError(f"the learner did not answer {path} within {self._timeout:g} s") from e
+            raise WorkerDiedError(f"the learner at {self._url} did not answer {path} in {self._timeout:g} s") from e
         except httpx.TransportError as e:
-            raise WorkerDiedError(f"the learner is gone ({type(e).__name__} at {path})") from e
+            raise WorkerDiedError(f"the learner at {self._url} cannot be reached for {path}: {_reason(e)}") from e
         if response.status_code != httpx.codes.OK:
-            raise RunError(f"the learner failed at {path}: {_reason(response)}")
+            raise RunError(f"the learner failed at {path}: {_told(response)}")
         return msgspec.msgpack.decode(response.content, type=answer)
 
 
-def _reason(response: httpx.Response) -> str:
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _told(response: httpx.Response) -> str:
     try:
-        failure = msgspec.msgpack.decode(response.content, type=messages.Failure)
+        told = msgspec.json.decode(response.content, type=ErrorAnswer)
     except msgspec.MsgspecError:
         return f"status {response.status_code}: {response.text[:500]}"
-    return f"{failure.kind}: {failure.error}"
+    return told.error if told.kind != "InternalError" else f"{told.error} (its log tells more)"

@@ -1,7 +1,7 @@
 """The learner of a run: started, brought to where the run stands, and kept alive.
 
-The learner is deterministic, so a checkpoint and the steps committed since then are as good as the newest weights: after a
-crash the missing steps are done again, with the same rollouts in the same order, and give the same versions.
+The learner is deterministic, so a checkpoint and the steps committed since then are as good as the newest weights:
+after a crash the missing steps are done again, with the same rollouts in the same order, and give the same versions.
 """
 
 import sys
@@ -99,7 +99,7 @@ class LearnerHost:
             at = (await self._client.restore(found)).step
         for record, rollouts in self._ledger.steps_after(at):
             assert record.step is not None
-            answer = await self._client.step(record.step, rollouts)
+            answer = await self._client.step(record.step, tuple(rollouts))
             if answer.version != record.version:
                 raise RunError(
                     f"step {record.step} gave version {record.version} before the crash and {answer.version} after it: "

@@ -1,14 +1,25 @@
-"""The learner as a process of its own.
+"""`python -m moonmill.trainer.learner_server`: the learner as a process, behind a few HTTP requests.
 
-    python -m moonmill.trainer.learner_server --config FILE --run-dir DIR --port 0 [--exit-with-stdin]
+    GET  /health      200 while the process serves, also in the middle of a step
+    GET  /state       LearnerState
+    POST /step        StepRequest -> StepAnswer; 409 where it is not the step after those done
+    POST /checkpoint  CheckpointAnswer
+    POST /restore     RestoreRequest -> LearnerState
 
-Steps run one at a time on one worker thread, so `/health` answers meanwhile. A version's weights are on disk before the
-answer that names them. A step that is not the next one is refused: the same rollouts are never trained on twice.
+Bodies are msgpack (`moonmill.trainer.messages`), errors JSON. What always holds: one request is worked on at a time, in
+one worker thread, and to its end even if whoever asked is gone; a version's weights are on disk before the answer that
+names them; no step is done twice.
+
+Exit codes: 0 stopped, 2 bad arguments, config or model.
 """
 
 import argparse
-from collections.abc import Awaitable, Callable
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -19,107 +30,161 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moonmill.agents.serving import refuse, serve
+from moonmill.agents.serving import die_with_stdin, listen, refuse, serve
 from moonmill.config import Config
-from moonmill.errors import MoonmillError, RunDirectoryError
-from moonmill.trainer import checkpoint, messages
-from moonmill.trainer.learner import Learner
-from moonmill.trainer.models import save_weights
+from moonmill.errors import ConfigError, MoonmillError, RunError
+from moonmill.trainer.messages import (
+    CheckpointAnswer,
+    ErrorAnswer,
+    LearnerState,
+    RestoreRequest,
+    StepAnswer,
+    StepRequest,
+)
+
+if TYPE_CHECKING:
+    from moonmill.trainer.learner import Learner
+
+_Body = TypeVar("_Body", bound=Struct)
+_BAD_REQUEST, _CONFLICT, _INTERNAL = 400, 409, 500
 
 
-
-class LearnerApp:
-    """The HTTP side of a learner.
-
-    Args:
-        learner: does the work.
-        run: the run directory: weights and checkpoints go there.
-    """
-
-    def __init__(self, learner: Learner, run: Path) -> None:
-        self._learner = learner
-        self._run = run
-        self._busy = anyio.Lock()
-        self.app = Starlette(
-            routes=[
-                Route("/health", self._health),
-                Route("/state", self._guarded(self._state)),
-                Route("/step", self._guarded(self._step), methods=["POST"]),
-                Route("/checkpoint", self._guarded(self._checkpoint), methods=["POST"]),
-                Route("/restore", self._guarded(self._restore), methods=["POST"]),
-            ]
-        )
-
-    async def _health(self, request: Request) -> Response:
-        return Response(status_code=200)
-
-    async def _state(self, body: bytes) -> messages.State:
-        return messages.State(self._learner.step_count, self._learner.version)
-
-    async def _step(self, body: bytes) -> messages.StepAnswer:
-        request = msgspec.msgpack.decode(body, type=messages.StepRequest)
-        if request.step != self._learner.step_count + 1:
-            raise RunDirectoryError(f"the learner has done {self._learner.step_count} steps; it cannot do {request.step}")
-        return await anyio.to_thread.run_sync(self._train, request)
-
-    async def _checkpoint(self, body: bytes) -> messages.Path:
-        keep = self._learner.config.train.keep_checkpoints
-        path = await anyio.to_thread.run_sync(checkpoint.save, self._learner, self._run, keep)
-        return messages.Path(str(path))
-
-    async def _restore(self, body: bytes) -> messages.State:
-        path = Path(msgspec.msgpack.decode(body, type=messages.Path).path)
-        return await anyio.to_thread.run_sync(checkpoint.restore, self._learner, path)
-
-    def _train(self, request: messages.StepRequest) -> messages.StepAnswer:
-        result = self._learner.step(request.rollouts)
-        weights = None
-        if result.made_version:
-            weights = self._run / "weights" / f"v{result.version:06d}"
-            save_weights(self._learner.policy, weights)
-        return messages.StepAnswer(result.step, result.version, str(weights) if weights else None, result.metrics)
-
-    def _guarded(self, handle: Callable[[bytes], Awaitable[Struct]]) -> Callable[[Request], Awaitable[Response]]:
-        """One request at a time; an error becomes an answer."""
-
-        async def endpoint(request: Request) -> Response:
-            body = await request.body()
-            try:
-                # A step that has begun is not cut short by a client that goes away: half a step would be lost work.
-                with anyio.CancelScope(shield=True):
-                    async with self._busy:
-                        answer = await handle(body)
-            except msgspec.MsgspecError as e:
-                return _failure(400, e)
-            except MoonmillError as e:
-                return _failure(409, e)
-            except (RuntimeError, ValueError, OSError) as e:
-                return _failure(500, e)
-            return Response(msgspec.msgpack.encode(answer), media_type="application/msgpack")
-
-        return endpoint
+class _OutOfTurnError(RunError):
+    """A step that is not the next one."""
 
 
-def _failure(status: int, error: Exception) -> Response:
-    body = msgspec.msgpack.encode(messages.Failure(str(error), type(error).__name__))
-    return Response(body, status_code=status, media_type="application/msgpack")
+def make_app(learner: "Learner", run_dir: Path) -> Starlette:
+    """The ASGI application around a learner; weights and checkpoints go to `run_dir`."""
+    turn = anyio.Lock()
+
+    def state() -> LearnerState:
+        return LearnerState(learner.step_number, learner.version)
+
+    def step(wanted: StepRequest) -> StepAnswer:
+        if wanted.step != learner.step_number + 1:
+            raise _OutOfTurnError(
+                f"step {wanted.step} was asked for, but {learner.step_number} steps are done: only step "
+                f"{learner.step_number + 1} can be next"
+            )
+        done = learner.step(wanted.rollouts)
+        weights = run_dir / "weights" / f"v{done.version:06d}"
+        if done.updated:
+            learner.export(weights)
+        return StepAnswer(done.step, done.version, str(weights) if done.updated else None, done.metrics)
+
+    def restore(wanted: RestoreRequest) -> LearnerState:
+        learner.restore(Path(wanted.path))
+        return state()
+
+    async def in_turn(work: Callable[[], Struct]) -> Response:
+        # Shielded: a thread cannot be stopped half-way, so nobody else may have the turn until it is done.
+        with anyio.CancelScope(shield=True):
+            async with turn:
+                answer = await anyio.to_thread.run_sync(work)
+        return Response(msgspec.msgpack.encode(answer), media_type="application/msgpack")
+
+    async def get_health(request: Request) -> Response:
+        return Response()
+
+    async def get_state(request: Request) -> Response:
+        return await in_turn(state)
+
+    async def post_step(request: Request) -> Response:
+        wanted = await _body(request, StepRequest)
+        return await in_turn(lambda: step(wanted))
+
+    async def post_checkpoint(request: Request) -> Response:
+        return await in_turn(lambda: CheckpointAnswer(str(learner.checkpoint(run_dir))))
+
+    async def post_restore(request: Request) -> Response:
+        wanted = await _body(request, RestoreRequest)
+        return await in_turn(lambda: restore(wanted))
+
+    routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+        ("GET", "/health", get_health),
+        ("GET", "/state", get_state),
+        ("POST", "/step", post_step),
+        ("POST", "/checkpoint", post_checkpoint),
+        ("POST", "/restore", post_restore),
+    ]
+    return Starlette(
+        routes=[Route(path, _told(endpoint), methods=[method]) for method, path, endpoint in routes],
+    )
 
 
-def main() -> None:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(description="A learner process of a training run.")
-    parser.add_argument("--config", type=Path, required=True, help="the run's config, as JSON")
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--exit-with-stdin", action="store_true")
-    args = parser.parse_args()
+async def _body(request: Request, type: type[_Body]) -> _Body:
+    return msgspec.msgpack.decode(await request.body(), type=type)
+
+
+def _told(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint, with whatever it raises as an answer; what is a bug of ours is in the log with its traceback."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except msgspec.MsgspecError as e:
+            return _error(_BAD_REQUEST, f"{request.url.path}: the body cannot be read: {e}", e)
+        except _OutOfTurnError as e:
+            return _error(_CONFLICT, str(e), e)
+        except MoonmillError as e:
+            return _error(_INTERNAL, str(e), e)
+        except Exception as e:  # the client is to hear of any failure, and this process to go on answering
+            traceback.print_exc()
+            return _error(_INTERNAL, f"{type(e).__name__}: {e}", e)
+
+    return answer
+
+
+def _error(status: int, message: str, error: Exception) -> Response:
+    known = next((c.__name__ for c in type(error).__mro__ if c.__module__ == MoonmillError.__module__), "InternalError")
+    body = msgspec.json.encode(ErrorAnswer(message, known))
+    return Response(body, status_code=status, media_type="application/json")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the learner with command-line arguments."""
+    args = _parser().parse_args(argv)
+    if args.exit_with_stdin:
+        die_with_stdin()
+    config = _read_config(args.config)
+    # Read when torch is imported: threads of a pool that is never used would only wait for work.
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.learner.threads))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    listener = listen(args.host, args.port)
+    # Imported now, not above: bad arguments and a taken port are told without waiting seconds for torch.
+    from transformers.utils import logging
+
+    from moonmill.trainer.learner import Learner, make_deterministic
+
+    logging.disable_progress_bar()
+
+    make_deterministic(config)
     try:
-        learner = Learner(msgspec.json.decode(args.config.read_bytes(), type=Config))
-    except (OSError, msgspec.MsgspecError, MoonmillError) as e:
-        refuse(f"the learner cannot start: {e}")
-    serve(LearnerApp(learner, args.run_dir).app, args.host, args.port, args.exit_with_stdin)
+        learner = Learner(config)
+    except ConfigError as e:
+        refuse(str(e))
+    serve(make_app(learner, args.run_dir), args.host, args.port, listener=listener)
+
+
+def _read_config(file: Path) -> Config:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Config)
+    except OSError as e:
+        refuse(f"--config: cannot read {file}: {e.strerror}")
+    except msgspec.MsgspecError as e:
+        refuse(f"--config: {file} is no config: {e}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m moonmill.trainer.learner_server", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", type=Path, required=True, help="the run's config as JSON")
+    parser.add_argument("--run-dir", type=Path, required=True, help="weights and checkpoints go there")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 takes any free one; the ready line tells which")
+    parser.add_argument("--exit-with-stdin", action="store_true", help="end when stdin closes")
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,8 +1,8 @@
 """The run's logs, and what they say after a crash.
 
 A finished rollout is written to `rollouts.jsonl` before anyone may train on it. A learner step is written to
-`steps.jsonl` when it is done and before its weights are published. Together they tell, at any moment, what has become of
-every finished rollout: consumed, dropped, or still to be used.
+`steps.jsonl` when it is done and before its weights are published. Together they tell, at any moment, what has become
+of every finished rollout: consumed, dropped, or still to be used.
 """
 
 import time
@@ -84,11 +84,11 @@ class Ledger:
     def steps_after(self, step: int) -> Iterator[tuple[StepRecord, list[Rollout]]]:
         """The committed steps after `step`, oldest first, each with the rollouts it consumed, in their order."""
         records = [r for r in read_jsonl(self.run.steps, StepRecord) if r.step is not None and r.step > step]
-        wanted = {id for record in records for id in record.consumed}
+        wanted = {name for record in records for name in record.consumed}
         found = {r.id: r for r in read_jsonl(self.run.rollouts, Rollout) if r.id in wanted}
         for record in records:
             try:
-                yield record, [found[id] for id in record.consumed]
+                yield record, [found[name] for name in record.consumed]
             except KeyError as e:
                 raise RunDirectoryError(
                     f"{self.run.steps} says that step {record.step} consumed rollout {e}, which {self.run.rollouts} "

@@ -1,41 +1,53 @@
-"""What controller and learner say to each other, as msgpack over HTTP."""
+"""What the learner process and its client say to one another: bodies of HTTP requests and answers, as msgpack."""
 
 from msgspec import Struct
 
 from moonmill.types import Rollout
 
 
-class State(Struct, frozen=True):
-    """Where the learner stands."""
-
-    step: int
-    version: int
-
-
 class StepRequest(Struct, frozen=True):
-    """Do step number `step` with these rollouts."""
+    """Body of `POST /step`: do learner step number `step`, the one after those done, with these rollouts."""
 
     step: int
     rollouts: tuple[Rollout, ...]
 
 
 class StepAnswer(Struct, frozen=True):
-    """A step is done. `weights` is the folder of the new version's weights, None where the step made no version."""
+    """What a step came to."""
 
     step: int
     version: int
+    """The policy's, after the step."""
     weights: str | None
+    """The folder with the weights of `version`; None where the step made no version."""
     metrics: dict[str, float]
+    """Finite numbers only; what a step does not know is left out."""
 
 
-class Path(Struct, frozen=True):
-    """A folder: of a checkpoint that was written, or is to be restored."""
+class RestoreRequest(Struct, frozen=True):
+    """Body of `POST /restore`."""
 
     path: str
 
 
-class Failure(Struct, frozen=True):
-    """Why a request could not be done; `kind` is the error's class."""
+class CheckpointAnswer(Struct, frozen=True):
+    """Answer to `POST /checkpoint`."""
+
+    path: str
+
+
+class LearnerState(Struct, frozen=True):
+    """Answer to `GET /state` and `POST /restore`: where the learner stands."""
+
+    step: int
+    """Learner steps done, value warm-up included."""
+    version: int
+    """Policy updates done."""
+
+
+class ErrorAnswer(Struct, frozen=True):
+    """Body of every answer that is not 200, as JSON."""
 
     error: str
     kind: str
+    """The error's class: one of `moonmill.errors`, or `InternalError`."""

@@ -1,71 +1,160 @@
-"""Loading the policy for training, and its weights in and out of folders, bit for bit."""
+"""The policy as the learner holds it: loaded, run over packed rollouts, written out.
 
-import os
+What always holds: weights are kept and updated in float32, whatever `model.dtype` says; with `bfloat16` the forward
+pass runs under autocast, since steps as small as reinforcement learning's vanish in 16-bit weights. Modules are in eval
+mode, so that nothing random stands between two passes over the same tokens.
+"""
+
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from moonmill.agents.engine.sampling import processed_logprobs
 from moonmill.config import ModelConfig
 from moonmill.errors import ConfigError
-from moonmill.trainer.attention import IMPLEMENTATION
+from moonmill.trainer.attention import PackedPlan, choose_implementation
+from moonmill.trainer.packing import MicroBatch
+from moonmill.types import Sampling
 
-WEIGHTS = "model.safetensors"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".msgpack", ".h5")
+_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.gguf")
+_OURS = ("config.json", "generation_config.json")
+"""Written from the model itself."""
+
+
+class Packed:
+    """A micro-batch ready for forward passes: on the device, with its attention planned.
+
+    Args:
+        batch: the micro-batch.
+        implementation: the attention the models were loaded with.
+        device: where they are.
+    """
+
+    def __init__(self, batch: MicroBatch, implementation: str, device: torch.device) -> None:
+        self.batch = batch.to(device)
+        self.inputs: dict[str, Any] = {
+            "input_ids": self.batch.tokens.unsqueeze(0),
+            "position_ids": self.batch.positions.unsqueeze(0),
+            "use_cache": False,
+            **PackedPlan(self.batch.cu_seqlens).kwargs(implementation),
+        }
+        """Arguments of a model's forward."""
 
 
 def load_policy(config: ModelConfig) -> PreTrainedModel:
-    """The policy to start from, with packed attention.
+    """The model to train, in float32.
 
     Raises:
-        ConfigError: the folder holds no model.
+        ConfigError: there is none, or it cannot be loaded.
     """
+    path = Path(config.path)
+    if path.exists() and not (path / "config.json").is_file():
+        raise ConfigError(f"model.path: {path} is not a model folder: it has no config.json")
     try:
+        device = torch.device(config.device)
+        implementation = choose_implementation(device, _DTYPES[config.dtype])
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            config.path, dtype=_DTYPES[config.dtype], attn_implementation=IMPLEMENTATION
+            config.path,
+            config=AutoConfig.from_pretrained(config.path),
+            dtype=torch.float32,
+            attn_implementation=implementation,
         )
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"model.path: cannot load a model from {config.path}: {str(e).splitlines()[0]}") from e
-    # Dropout would make the learner's log-probabilities differ from the engine's.
-    return model.to(config.device).eval()
+        return model.to(device).eval().requires_grad_(True)
+    except Exception as e:  # transformers, safetensors and torch raise whatever they like about a folder or a device
+        reason = next(iter(str(e).strip().splitlines()), "")
+        raise ConfigError(
+            f"model.path: cannot load {config.path} on {config.device}: {type(e).__name__}: {reason}"
+        ) from e
 
 
-def save_weights(model: nn.Module, folder: Path) -> None:
-    """Write all weights to `folder/model.safetensors`. Whoever sees the folder sees it whole."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    write_tensors(model, temporary / WEIGHTS)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+def implementation_of(model: PreTrainedModel) -> str:
+    """The attention a model was loaded with."""
+    name: str = model.config._attn_implementation
+    return name
 
 
-def write_tensors(model: nn.Module, file: Path) -> None:
-    """The model's state in one file; a tensor that stands under two names is written once."""
+def precision(config: ModelConfig) -> AbstractContextManager[Any]:
+    """The context forward passes run in."""
+    dtype = _DTYPES[config.dtype]
+    return torch.autocast(torch.device(config.device).type, dtype=dtype, enabled=dtype is not torch.float32)
+
+
+def action_logprobs(model: PreTrainedModel, packed: Packed, sampling: Sampling) -> Tensor:
+    """Log-probabilities `[action tokens, vocabulary]` where action tokens were drawn, under the run's sampling.
+
+    Nothing is computed for observations beyond what attention needs of them.
+    """
+    logits: Tensor = model(**packed.inputs, logits_to_keep=packed.batch.before).logits[0]
+    return processed_logprobs(logits, sampling.temperature, sampling.top_p, sampling.top_k, keep=packed.batch.sampled)
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """A module's state dict without second names of tied tensors."""
+    tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
-    tensors = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    for name, tensor in module.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            tensors[name] = tensor.detach().contiguous()
+            tensors[name] = tensor.detach()
+    return tensors
+
+
+def save_weights(module: nn.Module, file: Path, dtype: torch.dtype | None = None) -> None:
+    """Write a module's weights as safetensors.
+
+    Args:
+        module: its floating-point tensors are written as `dtype`; None keeps theirs.
+        file: its folder exists.
+        dtype: see above.
+    """
+    from safetensors.torch import save_file
+
+    tensors = {
+        name: tensor.to("cpu", dtype if dtype and tensor.is_floating_point() else tensor.dtype).contiguous()
+        for name, tensor in own_tensors(module).items()
+    }
     save_file(tensors, file, metadata={"format": "pt"})
-    with open(file, "rb") as written:
-        os.fsync(written.fileno())
 
 
-def read_tensors(model: nn.Module, file: Path) -> None:
-    """The inverse of `write_tensors`, into a model of the same shape."""
-    model.load_state_dict(load_file(file), strict=False)
+def load_weights(module: nn.Module, file: Path) -> None:
+    """Read back what `save_weights` wrote, into the tensors the module has.
+
+    Raises:
+        ValueError: the file is not of such a module.
+    """
+    from safetensors.torch import load_file
+
+    weights = load_file(file)
+    expected = own_tensors(module)
+    if set(weights) != set(expected) or any(weights[n].shape != t.shape for n, t in expected.items()):
+        raise ValueError(f"{file} holds the weights of another model")
+    with torch.no_grad():
+        for name, tensor in expected.items():
+            tensor.copy_(weights[name])
 
 
-def copy_companions(source: str, target: Path) -> None:
-    """Copy what belongs to a model besides its weights: config, tokenizer, chat format."""
-    folder = Path(source)
-    if folder.is_dir():
-        for file in folder.iterdir():
-            if file.is_file() and file.suffix not in _NOT_COPIED and "index.json" not in file.name:
-                shutil.copy2(file, target / file.name)
+def save_policy(model: PreTrainedModel, folder: Path, source: str) -> None:
+    """A folder that transformers loads: configuration and weights of the model, the rest as in `source`."""
+    folder.mkdir()
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    save_weights(model, folder / "model.safetensors")
+    origin = Path(source)
+    if not origin.is_dir():
+        AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+        return
+    for file in sorted(origin.iterdir()):
+        if file.is_file() and file.name not in _OURS and not any(file.match(p) for p in _WEIGHT_FILES):
+            shutil.copyfile(file, folder / file.name)
+
+
+def export_dtype(config: ModelConfig) -> torch.dtype:
+    """What the engine is handed: the dtype it computes in."""
+    return _DTYPES[config.dtype]

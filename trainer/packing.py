@@ -1,157 +1,146 @@
-"""From rollouts to tensors: packed micro-batches without padding, and what is known of each action token.
+"""Rollouts laid end to end: micro-batches without padding.
 
-The order is the rollouts' throughout: micro-batches one after the other hold the batch's action tokens in the order of
-`Batch`'s flat tensors. A pass computes no padding token; attention stays inside each rollout.
+What always holds: every rollout of a batch is in exactly one micro-batch, whole; a micro-batch has at most `budget`
+tokens, unless a single rollout alone has more; tokens are those that were sampled and observed, untouched. The order
+depends on the rollouts alone: shortest first, so that neighbours are of similar length, which is what attention likes.
+
+The log-probability of a token, and the value of the context before it, are read one place to its left: `before`.
 """
 
-import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from moonmill.trainer.attention import PackedPlan
+from moonmill.errors import RunError
+from moonmill.trainer.algorithms.gae import place_rewards
 from moonmill.types import Action, Rollout, Status
 
 
-class MicroBatch(NamedTuple):
-    """Rollouts in one row of `tokens`."""
+@dataclass(frozen=True)
+class MicroBatch:
+    """Some rollouts of a batch as one row of tokens. `T` tokens, `A` action tokens, `R` rollouts."""
 
-    ids: Tensor
-    """`[1, tokens]`."""
+    rollouts: tuple[int, ...]
+    """`[R]`, their places in the batch."""
+    tokens: Tensor
+    """`[T]`."""
     positions: Tensor
-    """`[1, tokens]`, from 0 in each rollout."""
-    plan: PackedPlan
-    """Where the rollouts begin and end, for the attention."""
-    before: Tensor
-    """`[actions]`: for each action token the place in front of it, whose output predicts it and whose state it is valued
-    in."""
-    last: Tensor
-    """`[rollouts]`: the place of each rollout's last action token."""
-    actions: slice
-    """The action tokens' place in the batch's flat tensors."""
-
-
-class Batch(NamedTuple):
-    """All that a learner step needs. Flat tensors have shape `[actions]`, the rest `[rollouts]`."""
-
-    micro_batches: list[MicroBatch]
-    targets: Tensor
-    """The sampled token ids."""
+    """`[T]`, counted from each rollout's own begin."""
+    cu_seqlens: Tensor
+    """`[R + 1]` int32, where rollouts begin and end in the row."""
+    actions: Tensor
+    """`[A]`, where the action tokens stand in the row."""
     behaviour: Tensor
-    """Log-probabilities at sampling time."""
+    """`[A]`, log-probabilities as sampled."""
+    versions: Tensor
+    """`[A]`, the policy version that sampled each."""
     rewards: Tensor
-    """What each action token earned: its turn's reward at the turn's last token, the final rewards at the last of all."""
-    lengths: Tensor
-    """Action tokens of each rollout."""
-    totals: Tensor
-    """Each rollout's whole reward."""
+    """`[A]`, each reward at the last token of its action."""
+    action_lengths: tuple[int, ...]
+    """`[R]`, action tokens of each rollout."""
+    turn_lengths: tuple[tuple[int, ...], ...]
+    """`[R][turns]`, tokens of each action."""
     truncated: Tensor
-    """1.0 where a limit ended the episode."""
-    groups: Tensor
-    """A number for each group; without groups, each rollout's own."""
-    turns: Tensor
-    """The turn each action token belongs to."""
-    tokens: int
-    """Tokens of all rollouts, observations too."""
+    """`[R]`, 1 where a limit ended the episode."""
+
+    @property
+    def before(self) -> Tensor:
+        """`[A]`, where the context of each action token ends."""
+        return self.actions - 1
+
+    @property
+    def ends(self) -> Tensor:
+        """`[R]`, where each rollout ends: its last token, be it sampled or observed."""
+        return self.cu_seqlens[1:].long() - 1
+
+    @property
+    def sampled(self) -> Tensor:
+        """`[A]`, the action tokens themselves."""
+        return self.tokens[self.actions]
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same, elsewhere."""
+        if device == self.tokens.device:
+            return self
+        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
 
-def pack(rollouts: Sequence[Rollout], max_tokens: int, device: torch.device | str = "cpu") -> Batch:
-    """Pack `rollouts` into micro-batches of at most `max_tokens`; a longer rollout has one to itself.
+def pack(rollouts: Sequence[Rollout], budget: int) -> tuple[MicroBatch, ...]:
+    """Micro-batches of at most `budget` tokens; a longer rollout gets one of its own.
+
+    Args:
+        rollouts: scored, each with at least one action token.
+        budget: tokens in one forward pass.
 
     Raises:
-        ValueError: a rollout has no reward, or an action with nothing in front of it.
+        RunError: a rollout that cannot be trained on.
     """
-    flat = [_flatten(r) for r in rollouts]
-    targets: list[int] = []
+    for rollout in rollouts:
+        _check(rollout)
+    order = sorted(range(len(rollouts)), key=lambda i: (rollouts[i].tokens, i))
+    bins: list[list[int]] = []
+    filled = budget
+    for index in order:
+        size = rollouts[index].tokens
+        if filled + size > budget:
+            bins.append([])
+            filled = 0
+        bins[-1].append(index)
+        filled += size
+    return tuple(_micro_batch(rollouts, indices) for indices in bins)
+
+
+def _micro_batch(rollouts: Sequence[Rollout], indices: Sequence[int]) -> MicroBatch:
+    tokens: list[int] = []
+    positions: list[int] = []
+    bounds = [0]
+    actions: list[int] = []
     behaviour: list[float] = []
+    versions: list[int] = []
     rewards: list[float] = []
-    turns: list[int] = []
-    for rollout, row in zip(rollouts, flat, strict=True):
-        targets += [row.ids[i] for i in row.places]
-        behaviour += row.logprobs
-        rewards += _rewards(rollout)
-        turns += row.turns
-    names = {name: i for i, name in enumerate(dict.fromkeys(r.group or r.id for r in rollouts))}
-    return Batch(
-        micro_batches=_micro_batches(flat, max_tokens, device),
-        targets=torch.tensor(targets, device=device),
-        behaviour=torch.tensor(behaviour, device=device),
-        rewards=torch.tensor(rewards, device=device),
-        lengths=torch.tensor([len(row.places) for row in flat], device=device),
-        totals=torch.tensor([r.reward or 0.0 for r in rollouts], device=device),
-        truncated=torch.tensor([float(r.status is Status.TRUNCATED) for r in rollouts], device=device),
-        groups=torch.tensor([names[r.group or r.id] for r in rollouts], device=device),
-        turns=torch.tensor(turns, device=device),
-        tokens=sum(len(row.ids) for row in flat),
+    turns: list[tuple[int, ...]] = []
+    for index in indices:
+        rollout = rollouts[index]
+        for segment in rollout.segments:
+            if isinstance(segment, Action):
+                actions += range(len(tokens), len(tokens) + len(segment.tokens))
+                behaviour += segment.logprobs
+                versions += segment.versions
+            tokens += segment.tokens
+        positions += range(len(tokens) - bounds[-1])
+        bounds.append(len(tokens))
+        turns.append(tuple(len(a.tokens) for a in rollout.actions))
+        rewards += place_rewards(rollout.reward or 0.0, rollout.turn_rewards, turns[-1])
+    return MicroBatch(
+        rollouts=tuple(indices),
+        tokens=torch.tensor(tokens),
+        positions=torch.tensor(positions),
+        cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
+        actions=torch.tensor(actions),
+        behaviour=torch.tensor(behaviour),
+        versions=torch.tensor(versions),
+        rewards=torch.tensor(rewards),
+        action_lengths=tuple(map(sum, turns)),
+        turn_lengths=tuple(turns),
+        truncated=torch.tensor([float(rollouts[i].status is Status.TRUNCATED) for i in indices]),
     )
 
 
-class _Row(NamedTuple):
-    ids: list[int]
-    places: list[int]
-    logprobs: list[float]
-    turns: list[int]
-
-
-def _flatten(rollout: Rollout) -> _Row:
-    row = _Row([], [], [], [])
-    for segment in rollout.segments:
-        if isinstance(segment, Action):
-            row.turns.extend([row.turns[-1] + 1 if row.turns else 0] * len(segment.tokens))
-            row.places.extend(range(len(row.ids), len(row.ids) + len(segment.tokens)))
-            row.logprobs.extend(segment.logprobs)
-        row.ids.extend(segment.tokens)
-    if not row.places or row.places[0] == 0:
-        raise ValueError(f"rollout {rollout.id} has no action token with a context in front of it")
-    return row
-
-
-def _rewards(rollout: Rollout) -> list[float]:
-    """The reward of each action token. What belongs to no single turn belongs to the last token."""
+def _check(rollout: Rollout) -> None:
     if rollout.reward is None:
-        raise ValueError(f"rollout {rollout.id} is unscored")
-    rewards: list[float] = []
-    unassigned = rollout.reward
-    for action, reward in itertools.zip_longest(rollout.actions, rollout.turn_rewards, fillvalue=None):
-        if action is not None and action.tokens:
-            rewards += [0.0] * len(action.tokens)
-            rewards[-1] += reward or 0.0
-            unassigned -= reward or 0.0
-    rewards[-1] += unassigned
-    return rewards
-
-
-def _micro_batches(rows: Sequence[_Row], max_tokens: int, device: torch.device | str) -> list[MicroBatch]:
-    batches = []
-    done = 0
-    for chunk in _chunks(rows, max_tokens):
-        starts = list(itertools.accumulate((len(row.ids) for row in chunk), initial=0))
-        places = [start + i for start, row in zip(starts, chunk, strict=False) for i in row.places]
-        last = [start + row.places[-1] for start, row in zip(starts, chunk, strict=False)]
-        positions = [i for row in chunk for i in range(len(row.ids))]
-        batches.append(
-            MicroBatch(
-                ids=torch.tensor([[i for row in chunk for i in row.ids]], device=device),
-                positions=torch.tensor([positions], device=device),
-                plan=PackedPlan.of([len(row.ids) for row in chunk], device),
-                before=torch.tensor(places, device=device) - 1,
-                last=torch.tensor(last, device=device),
-                actions=slice(done, done + len(places)),
+        raise RunError(f"rollout {rollout.id} is unscored and cannot be trained on")
+    if not rollout.action_tokens:
+        raise RunError(f"rollout {rollout.id} has no action tokens and cannot be trained on")
+    first = next(s for s in rollout.segments if s.tokens)
+    if isinstance(first, Action):
+        raise RunError(f"rollout {rollout.id} begins with an action: its first token was sampled from no context")
+    for number, action in enumerate(rollout.actions):
+        if not len(action.tokens) == len(action.logprobs) == len(action.versions):
+            raise RunError(
+                f"rollout {rollout.id}, action {number}: {len(action.tokens)} tokens, {len(action.logprobs)} "
+                f"log-probabilities and {len(action.versions)} versions, which should be equally many"
             )
-        )
-        done += len(places)
-    return batches
-
-
-def _chunks(rows: Sequence[_Row], max_tokens: int) -> list[list[_Row]]:
-    chunks: list[list[_Row]] = []
-    size = 0
-    for row in rows:
-        if not chunks or size + len(row.ids) > max_tokens:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(row)
-        size += len(row.ids)
-    return chunks

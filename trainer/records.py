@@ -1,8 +1,8 @@
 """The lines of `steps.jsonl` and `events.jsonl`.
 
 `steps.jsonl` is the commit log. A line stands for a learner step that is done: its rollouts are consumed, its drops are
-final, and only afterwards are its weights published. So no token was ever sampled under a version that is not in the log,
-and a learner that comes back from an older checkpoint does the missing steps again, with the same rollouts.
+final, and only afterwards are its weights published. So no token was ever sampled under a version that is not in the
+log, and a learner that comes back from an older checkpoint does the missing steps again, with the same rollouts.
 """
 
 from typing import Any
@@ -47,4 +47,3 @@ class Event(Struct, frozen=True, omit_defaults=True):
     time: float
     kind: str
     data: dict[str, Any] = {}
-

@@ -33,7 +33,6 @@ from moonmill.trainer.ledger import Ledger, Recovery
 from moonmill.trainer.summary import read_events, summarize
 from moonmill.trainer.validate import require_valid
 
-
 _ROUTINE = frozenset({"engine_started", "learner_started", "version_published", "step_repeated"})
 
 
@@ -128,9 +127,7 @@ class _Run:
             await self._evaluate(engine, "after")
         self.ledger.event("stopped" if self.controller.stopped else "finished", step=self.controller.step)
 
-    def _controller(
-        self, engine: EngineHost, learner: LearnerHost, taskset: Taskset, recovery: Recovery
-    ) -> Controller:
+    def _controller(self, engine: EngineHost, learner: LearnerHost, taskset: Taskset, recovery: Recovery) -> Controller:
         config = self.config
         critic = self.algorithm.critic
         return Controller(
@@ -138,9 +135,7 @@ class _Run:
             ledger=self.ledger,
             learner=learner,
             engine=engine,
-            runner=EpisodeRunner(
-                config.env.id, self.factory, self._agent(engine.client, config.sampling.temperature)
-            ),
+            runner=EpisodeRunner(config.env.id, self.factory, self._agent(engine.client, config.sampling.temperature)),
             taskset=taskset,
             buffer=make_buffer(config, self.algorithm),
             reporter=self.reporter,

@@ -1,4 +1,5 @@
-"""What can be known before a run begins: does the environment load, do its prompts fit, does the algorithm make sense."""
+"""What can be known before a run begins: does the environment load, do its prompts fit, does the algorithm make
+sense."""
 
 import itertools
 from collections.abc import Callable
@@ -95,8 +96,9 @@ def _prompts(config: Config) -> str:
         tokens = len(renderer.prompt(task.messages(), env.tool_specs))
         if tokens >= config.model.max_length:
             raise ConfigError(
-                f"model.max_length: task {task.id} of {config.env.id} has a prompt of {tokens} tokens, but the context "
-                f"has {config.model.max_length} and an action needs room too: raise model.max_length or shorten the task"
+                f"model.max_length: task {task.id} of {config.env.id} has a prompt of {tokens} tokens, but the "
+                f"context has {config.model.max_length} and an action needs room too: raise model.max_length or shorten "
+                "the task"
             )
         longest = max(longest, tokens)
     return f"up to {longest} of {config.model.max_length} tokens in the first {_TASKS_LOOKED_AT} tasks"

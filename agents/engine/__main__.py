@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from moonmill.agents.engine.folder import problem_of
 from moonmill.agents.serving import die_with_stdin, listen, refuse, serve
 from moonmill.errors import EngineError
 
@@ -24,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Read when torch is imported: threads of a pool that is never used would only wait for work.
     os.environ.setdefault("OMP_NUM_THREADS", str(args.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if problem := problem_of(args.model):
+        refuse(problem)
     listener = listen(args.host, args.port)
     # Imported now, not above: bad arguments and a taken port are told without waiting seconds for torch.
     from moonmill.agents.engine.app import make_app

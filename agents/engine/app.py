@@ -5,15 +5,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
-from moonmill.agents.engine.chat import chat
-from moonmill.agents.engine.completions import complete
-from moonmill.agents.engine.protocol import ApiError, LoadRequest, UnloadRequest, decode_body
-from moonmill.agents.engine.service import Service
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+
+from moonmill.agents.engine.chat import chat
+from moonmill.agents.engine.completions import complete
+from moonmill.agents.engine.protocol import ApiError, LoadRequest, UnloadRequest, decode_body
+from moonmill.agents.engine.service import Service
 
 
 def make_app(service: Service) -> Starlette:
@@ -63,7 +64,7 @@ def make_app(service: Service) -> Starlette:
         try:
             yield
         finally:
-            service.loop.stop()
+            await service.loop.stop()
 
     routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
         ("GET", "/health", health),

@@ -11,8 +11,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
+
 from moonmill.agents.engine.protocol import ApiError, ChatCall, ChatMessage, ChatRequest, Usage, decode_body
-from moonmill.agents.engine.responses import WhileConnected, streamed, whole
+from moonmill.agents.engine.responses import Event, WhileConnected, streamed, whole
 from moonmill.agents.engine.scheduler import Params
 from moonmill.agents.engine.service import Piece, Service
 from moonmill.envs import ToolSpec
@@ -49,7 +50,7 @@ async def chat(service: Service, body: bytes) -> WhileConnected:
     limit = request.max_completion_tokens or request.max_tokens
     params = service.params(request, prompt, limit, renderer.stop_token_ids, top)
     answer = _Chat(service, request, renderer, tools, prompt, params)
-    return streamed(answer.chunks) if request.stream else whole(answer.answer)
+    return streamed(answer.events) if request.stream else whole(answer.answer)
 
 
 class _Chat:
@@ -102,14 +103,14 @@ class _Chat:
             body["prompt_token_ids"] = self._prompt
         return msgspec.json.encode(body)
 
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        """The bodies of a stream's events."""
+    async def events(self) -> AsyncGenerator[Event]:
+        """The events of a stream."""
         tokens: list[int] = []
         text = told = reasoned = ""
         opening = self._chunk({"role": "assistant", "content": ""})
         if self._request.return_token_ids:
             opening["prompt_token_ids"] = self._prompt
-        yield msgspec.json.encode(opening)
+        yield Event(msgspec.json.encode(opening), last=False)
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
                 tokens += piece.tokens
@@ -127,9 +128,11 @@ class _Chat:
                         delta["reasoning_content"], reasoned = reasoning[len(reasoned) :], reasoning
                 if piece.finish is not None and parsed.tool_calls:
                     delta["tool_calls"] = [{"index": i, **_call(c)} for i, c in enumerate(parsed.tool_calls)]
-                yield msgspec.json.encode(self._chunk(delta, piece, parsed))
+                body = self._chunk(delta, piece, parsed)
+                yield Event(msgspec.json.encode(body), piece.finish is not None and not self._request.with_usage)
         if self._request.with_usage:
-            yield msgspec.json.encode(self._body("chat.completion.chunk", [], self._usage(len(tokens))))
+            body = self._body("chat.completion.chunk", [], self._usage(len(tokens)))
+            yield Event(msgspec.json.encode(body), last=True)
 
     def _pieces(self) -> AsyncGenerator[Piece]:
         return self._service.pieces(self._request, self._prompt, self._params)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
+
 from moonmill.agents.engine.protocol import (
     ApiError,
     CompletionAnswer,
@@ -15,7 +16,7 @@ from moonmill.agents.engine.protocol import (
     Usage,
     decode_body,
 )
-from moonmill.agents.engine.responses import WhileConnected, streamed, whole
+from moonmill.agents.engine.responses import Event, WhileConnected, streamed, whole
 from moonmill.agents.engine.scheduler import Params
 from moonmill.agents.engine.service import Piece, Service
 
@@ -35,7 +36,7 @@ def complete(service: Service, body: bytes) -> WhileConnected:
     max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     params = service.params(request, prompt, max_tokens, top_logprobs=request.logprobs or 0)
     completion = _Completion(service, request, prompt, params)
-    return streamed(completion.chunks) if request.stream else whole(completion.answer)
+    return streamed(completion.events) if request.stream else whole(completion.answer)
 
 
 class _Completion:
@@ -70,8 +71,8 @@ class _Completion:
         answer.prompt_token_ids = choice.prompt_token_ids
         return msgspec.json.encode(answer)
 
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        """The bodies of a stream's events."""
+    async def events(self) -> AsyncGenerator[Event]:
+        """The events of a stream."""
         sampled = 0
         async with aclosing(self._service.pieces(self._request, self._prompt, self._params)) as pieces:
             async for piece in pieces:
@@ -79,10 +80,12 @@ class _Completion:
                 if sampled == 0 and self._request.return_token_ids:
                     choice.prompt_token_ids = self._prompt
                 sampled += len(piece.tokens)
-                yield msgspec.json.encode(CompletionAnswer(self._id, self._created, self._request.model, [choice]))
+                body = CompletionAnswer(self._id, self._created, self._request.model, [choice])
+                yield Event(msgspec.json.encode(body), piece.finish is not None and not self._request.with_usage)
         if self._request.with_usage:
             usage = self._usage(sampled)
-            yield msgspec.json.encode(CompletionAnswer(self._id, self._created, self._request.model, [], usage))
+            body = CompletionAnswer(self._id, self._created, self._request.model, [], usage)
+            yield Event(msgspec.json.encode(body), last=True)
 
     def _choice(self, piece: Piece) -> CompletionChoice:
         return CompletionChoice(

@@ -5,6 +5,7 @@ all requests' news in one call to the event loop, which is then free to wake tho
 """
 
 import asyncio
+import os
 import sys
 import threading
 import traceback
@@ -14,10 +15,15 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 import anyio
+import anyio.to_thread
 import torch
+
 from moonmill.agents.engine.scheduler import Delta, Params, Request, Scheduler
 
 T = TypeVar("T")
+
+_STOP_SECONDS = 5.0
+_BUG_EXIT_CODE = 70
 
 
 class DecodeLoop:
@@ -38,10 +44,12 @@ class DecodeLoop:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """End after the step in hand. Requests still running say nothing more."""
         self._stopping = True
         self._wake.set()
+        # An interpreter that goes away under a running forward crashes.
+        await anyio.to_thread.run_sync(self._thread.join, _STOP_SECONDS)
 
     async def generate(self, version: str, prompt: list[int], params: Params) -> AsyncGenerator[Delta]:
         """The deltas of one request; the last has a finish reason. Leaving early aborts it."""
@@ -76,6 +84,16 @@ class DecodeLoop:
         self._wake.set()
 
     def _run(self) -> None:
+        try:
+            self._decode()
+        except (
+            BaseException
+        ):  # a bug of ours: requests would wait for ever, but whoever watches a process starts another
+            traceback.print_exc(file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(_BUG_EXIT_CODE)
+
+    def _decode(self) -> None:
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while not self._stopping:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from moonmill.agents.engine.attention import IMPLEMENTATION, Chunk, KVCache, StepPlan
-from moonmill.errors import EngineError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from moonmill.agents.engine.attention import IMPLEMENTATION, Chunk, KVCache, StepPlan
+from moonmill.agents.engine.folder import problem_of
+from moonmill.errors import EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -37,11 +39,8 @@ def load_model(path: str, dtype: str, device: str) -> PreTrainedModel:
     Raises:
         ModelError: there is none, or its attention is not one this engine can do.
     """
-    folder = Path(path)
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise ModelError(f"{path} is not a model folder: it has no config.json")
-    if not folder.exists() and (path.startswith((".", "/", "~")) or path.count("/") != 1):
-        raise ModelError(f"the model folder {path} does not exist")
+    if problem := problem_of(path):
+        raise ModelError(problem)
     try:
         target = torch.device(device)
         torch.zeros(1, device=target)

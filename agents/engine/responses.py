@@ -5,15 +5,24 @@ at once, streamed or not.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 import anyio
 from anyio import CancelScope
-from moonmill.agents.engine.protocol import ApiError
-from moonmill.agents.engine.service import GenerationError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from moonmill.agents.engine.protocol import ApiError
+from moonmill.agents.engine.service import GenerationError
+
 _DONE = b"data: [DONE]\n\n"
+
+
+class Event(NamedTuple):
+    """One chunk of a stream, as JSON. Saying which is the last saves a packet at the end of every stream."""
+
+    data: bytes
+    last: bool
 
 
 class WhileConnected(Response):
@@ -42,24 +51,25 @@ def whole(make: Callable[[], Awaitable[bytes]]) -> WhileConnected:
     return WhileConnected(work)
 
 
-def streamed(chunks: Callable[[], AsyncIterator[bytes]]) -> WhileConnected:
-    """An answer in server-sent events, one for each chunk of JSON."""
+def streamed(events: Callable[[], AsyncIterator[Event]]) -> WhileConnected:
+    """An answer in server-sent events, one each; the last is marked."""
 
     async def work(send: Send) -> None:
         started = False
         try:
-            async for chunk in chunks():
+            async for event in events():
                 if not started:
                     await _start(send, 200, b"text/event-stream; charset=utf-8")
                     started = True
-                await _body(send, b"data: " + chunk + b"\n\n", more=True)
+                await _body(
+                    send, b"data: " + event.data + b"\n\n" + (_DONE if event.last else b""), more=not event.last
+                )
         except GenerationError as e:
             error = ApiError(str(e), 500).body()
             if not started:
                 await _send_json(send, 500, error)
                 return
-            await _body(send, b"data: " + error + b"\n\n", more=True)
-        await _body(send, _DONE, more=False)
+            await _body(send, b"data: " + error + b"\n\n" + _DONE, more=False)
 
     return WhileConnected(work)
 

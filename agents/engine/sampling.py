@@ -43,7 +43,10 @@ def processed_logprobs(
     if _always(top_p, 1.0) and _always(top_k, 0):
         return scaled.log_softmax(-1)
     with torch.no_grad():
-        outside = _outside(scaled.detach(), _as_rows(top_p, logits), _as_rows(top_k, logits)) & ~greedy
+        outside = _beyond_top_k(scaled.detach(), top_k)
+        if not _always(top_p, 1.0):
+            outside |= _beyond_top_p(scaled.detach().masked_fill(outside, float("-inf")), _as_rows(top_p, logits))
+        outside &= ~greedy
         if keep is not None:
             outside.scatter_(-1, keep.unsqueeze(-1), False)
     return scaled.masked_fill(outside, float("-inf")).log_softmax(-1)
@@ -69,17 +72,27 @@ def generator(seed: int | None) -> random.Random:
     return random.Random(seed)
 
 
-def _outside(scaled: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """True where a token falls out of the support."""
+def _beyond_top_k(scaled: Tensor, top_k: Rows) -> Tensor:
+    """True for tokens less likely than the `top_k` likeliest."""
     vocab = scaled.shape[-1]
+    most = int(top_k.max().item() if isinstance(top_k, Tensor) else top_k)
+    if most <= 0:
+        return torch.zeros_like(scaled, dtype=torch.bool)
+    k = _as_rows(top_k, scaled).long().expand(*scaled.shape[:-1], 1)
+    likeliest = scaled.topk(min(most, vocab), -1).values
+    last = likeliest.gather(-1, (k - 1).clamp(0, likeliest.shape[-1] - 1))
+    return (scaled < last) & (k > 0)
+
+
+def _beyond_top_p(scaled: Tensor, top_p: Tensor) -> Tensor:
+    """True for tokens that likelier ones leave no room for: those before them reach `top_p` already."""
     ordered, order = scaled.sort(-1, descending=True)
-    last = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab).long() - 1
-    ordered = ordered.masked_fill(ordered < ordered.gather(-1, last.expand(*ordered.shape[:-1], 1)), float("-inf"))
     probabilities = ordered.softmax(-1)
-    # A token stays if those before it do not reach top_p yet, so the likeliest always stays. Where top_p is 1, rounding
-    # could make them reach it: nothing falls out then.
+    # Where top_p is 1, rounding could make them reach it: nothing falls out then.
     beyond = (probabilities.cumsum(-1) - probabilities >= top_p) & (top_p < 1)
-    return torch.zeros_like(beyond).scatter_(-1, order, beyond | (ordered == float("-inf")))
+    # The likeliest stays, whatever is left of it after rounding.
+    beyond[..., 0] = False
+    return torch.zeros_like(beyond).scatter_(-1, order, beyond)
 
 
 def _as_rows(value: Rows, like: Tensor) -> Tensor:

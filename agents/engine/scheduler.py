@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
 from moonmill.agents.engine import sampling
 from moonmill.agents.engine.attention import Chunk, KVCache, StepPlan
 from moonmill.agents.engine.models import forward
 from moonmill.agents.engine.slots import Slot, SlotTable
-from torch import Tensor
-from transformers import PreTrainedModel
 
 _PROMPT_TOKENS_PER_STEP = 1024
 """Prompt tokens computed in one step: more would let the requests that are decoding wait."""
@@ -196,7 +197,7 @@ class Scheduler:
         logprobs = sampling.processed_logprobs(
             logits, temperature, self._rows([p.top_p for p in params]), self._rows([float(p.top_k) for p in params])
         )
-        if temperature == 0.0 and not isinstance(temperature, Tensor):
+        if not any(p.temperature for p in params):
             tokens = logprobs.argmax(-1)
         else:
             uniforms = torch.tensor([row.uniforms.random() for row in rows], dtype=torch.float64, device=self._device)
@@ -217,7 +218,7 @@ class Scheduler:
         news = request.news
         news.tokens.append(token)
         news.logprobs.append(logprob)
-        if top is not None:
+        if request.params.top_logprobs and top is not None:
             news.top.append(top[: request.params.top_logprobs])
         request.context.append(token)
         request.room -= 1

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import anyio.to_thread
+from msgspec import Struct
+from transformers import GenerationConfig, PreTrainedModel
+
 from moonmill.agents.engine.loop import DecodeLoop
 from moonmill.agents.engine.models import ModelError, load_model, load_version
 from moonmill.agents.engine.protocol import ApiError, ChatRequest, CompletionRequest
 from moonmill.agents.engine.scheduler import Params, Scheduler
 from moonmill.agents.engine.text import Detokenizer, load_text
 from moonmill.errors import MoonmillError
-from msgspec import Struct
-from transformers import GenerationConfig, PreTrainedModel
 
 if TYPE_CHECKING:
     from moonmill.agents.rendering import TurnRenderer

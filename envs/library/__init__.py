@@ -1,0 +1,1 @@
+"""Environments that come with Moonmill, each in a module of its own; the registry imports them when they are made."""

@@ -15,9 +15,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from random import Random
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from moonmill.envs import MultiTurnEnv, metric, reward, tool
+from moonmill.envs.tools import ToolArgumentsError
 from moonmill.errors import ConfigError
 from moonmill.types import Message, Rollout, Status, Task, ToolCall
 
@@ -27,11 +31,17 @@ MAX_LEVEL = 4
 EVAL_SHARE = 8
 """One expression in so many belongs to `eval`."""
 
+_Levels = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_LEVEL)], ...], Meta(min_length=1)]
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _CALL = re.compile(r"(-?\d{1,12})([-+*])(-?\d{1,12})", re.ASCII)
 """One operation; the digits are bounded, so that no call is expensive."""
 _STEP = re.compile(r"([-+*])(\d+)")
 _USAGE = "error: use a+b, a-b or a*b"
+_DESCRIPTION = (
+    "Work out one operation on two whole numbers. For a longer expression, call this once for each of its operations, "
+    "the innermost first, then answer with the number it comes to."
+)
+"""Stands in for instructions in the prompt: a policy that knows its tool pays no tokens for it."""
 
 
 class Calculator(MultiTurnEnv):
@@ -46,15 +56,14 @@ class Calculator(MultiTurnEnv):
     reward_bounds = (0.0, 1.0)
 
     def __init__(self, levels: Sequence[int] = (1, 2, 3, 4)) -> None:
-        super().__init__()
-        if not levels or not all(isinstance(n, int) and 1 <= n <= MAX_LEVEL for n in levels):
+        try:
+            self.levels = msgspec.convert(levels, _Levels)
+        except msgspec.ValidationError:
             raise ConfigError(
                 f"calculator-v0: levels is {levels!r}, but should be a list of whole numbers from 1 to {MAX_LEVEL}, "
                 "such as [1, 2]"
-            )
-        self.levels = tuple(levels)
+            ) from None
         self.calls = 0
-        self.bad_calls = 0
 
     def tasks(self, split: str) -> Iterator[Task]:
         if split not in ("train", "eval"):
@@ -66,18 +75,17 @@ class Calculator(MultiTurnEnv):
             if split_of(expression) == split:
                 yield Task(expression, answer, level=str(level))
 
-    @tool
+    @tool(description=_DESCRIPTION)
     def calculate(self, expression: str) -> str:
-        """Work out one operation on two whole numbers. To work out a longer expression, call this once for each of its operations, innermost first; then answer with the final number.
+        """Work out one operation on two whole numbers.
 
         Args:
-            expression: one operation: a+b, a-b or a*b, such as 12*34
-        """  # noqa: E501 - a docstring's first paragraph becomes the tool's description
+            expression: one operation, such as 12*34; +, - and * are known
+        """
         self.calls += 1
         found = _CALL.fullmatch(expression.replace(" ", ""))
         if found is None:
-            self.bad_calls += 1
-            return _USAGE
+            raise ToolArgumentsError(_USAGE)
         left, sign, right = found.groups()
         return str(_OPERATIONS[sign](int(left), int(right)))
 
@@ -88,11 +96,6 @@ class Calculator(MultiTurnEnv):
     @metric
     def tool_calls(self, rollout: Rollout) -> float:
         return float(self.calls)
-
-    @metric
-    def unusable_calls(self, rollout: Rollout) -> float:
-        """Calls that were not one operation on two numbers."""
-        return float(self.bad_calls)
 
 
 def split_of(expression: str) -> str:
@@ -109,7 +112,7 @@ def demonstrate(messages: Sequence[Message]) -> Message:
     results = {m.tool_call_id: m.content for m in messages if m.role == "tool"}
     seen = {(_expression(call), results.get(call.id)) for m in messages for call in m.tool_calls}
     task = next(m.content for m in messages if m.role == "user")
-    result = int(next(iter(re.findall(r"\d+", task))))
+    result = int(re.findall(r"\d+", task)[0])
     for sign, operand in _STEP.findall(task):
         expression = f"{result}{sign}{operand}"
         result = _OPERATIONS[sign](result, int(operand))

@@ -1,15 +1,15 @@
-"""Make the starter policy of the calculator example: `python make_policy.py --out policy --seed 0`.
+"""Make the starter policy of the calculator example.
 
 A Llama of 0.17M parameters over characters, warmed up on what a scripted expert says (`demonstrate`), on tasks of all
 levels, on the tokens of its turns alone. Training stops as soon as the policy, sampled at temperature 1 on held-out
-tasks, solves `TARGET` of them: good enough that every level is solved now and then, and bad enough that reinforcement
-learning has something to do. The success passes from 5% to 60% within a minute, so it is measured, not scheduled.
+tasks, solves TARGET of them: good enough that every level is solved now and then, bad enough that reinforcement
+learning has something to do. Success passes from 5% to 50% within a few dozen updates: it is measured, not scheduled.
 """
 
 import math
 import shutil
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,26 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from moonmill.agents.compact import END, TAGS
 from moonmill.agents.rendering import MODEL_FILE, ModelFile, TurnRenderer, load_renderer
+from moonmill.envs import Taskset
 from moonmill.envs.library.calculator import Calculator, demonstrate
-from moonmill.types import Message, Task
+from moonmill.types import Message, Rollout, Status, StopReason, Task
 
 TARGET = 0.35
-BATCH = 64
-"""Conversations per update."""
-LR, LR_WARMUP = 2e-3, 50
-"""AdamW's learning rate, and the updates over which it rises."""
-MAX_UPDATES = 3000
-CHECK_EVERY, CHECK_FROM = 20, 400
+BATCH, MICRO_BATCH = 64, 16
+"""Conversations per update, and per forward pass: those of similar length, so that little padding is computed."""
+LR, LR_WARMUP, LR_DECAY, LR_LAST = 2e-3, 50, 600, 0.2
+"""AdamW's learning rate rises for so many updates, then falls linearly, until update 600, to a fifth."""
+MAX_UPDATES = 2000
+CHECK_FROM, CHECK_EVERY = 300, 10
 """Success is measured every so many updates, once it can be anything but zero."""
-SAMPLES = 600
-MAX_TURN_TOKENS = 32
+CHECK_SAMPLES, SAMPLES = 300, 600
+"""Held-out tasks of such a check, and of the figures printed at the end."""
+MAX_LENGTH, MAX_TURN_TOKENS = 256, 32
+"""Limits of an episode and of a turn, the ones of `demo.yaml`."""
 PAD, UNKNOWN = "<pad>", "<unknown>"
+
+Demonstration = tuple[list[int], list[bool]]
+"""Tokens of a conversation, and which of them the assistant says."""
 
 
 @click.command(help=__doc__)
@@ -42,21 +48,22 @@ PAD, UNKNOWN = "<pad>", "<unknown>"
 @click.option("--seed", default=0, show_default=True, help="Decides weights, demonstrations and measurements.")
 @click.option("--threads", default=1, show_default=True, help="CPU threads.")
 def main(out: Path, seed: int, threads: int) -> None:
+    """Make, warm up, save and measure a policy."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     shutil.rmtree(out, ignore_errors=True)
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(out)
-    (out / MODEL_FILE).write_bytes(msgspec.json.encode(ModelFile("moonmill.agents.compact:CompactRenderer")))
+    (out / MODEL_FILE).write_bytes(msgspec.json.encode(ModelFile("moonmill.agents.compact:CompactRenderer")) + b"\n")
     renderer = load_renderer(out)
     model = make_model(tokenizer)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
+    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
     warm_up(model, renderer, seed)
     model.save_pretrained(out)
     for temperature in (1.0, 0.0):
-        solved = measure(model, renderer, temperature, seed + 1)
-        levels = ", ".join(f"{level}: {_mean(solved, level):.2f}" for level in sorted({level for level, _ in solved}))
-        print(f"temperature {temperature:g}: {_mean(solved):.3f} of {len(solved)} (by level: {levels})")
+        outcomes = measure(model, renderer, temperature, seed + 1, SAMPLES)
+        levels = ", ".join(f"{level}: {_mean(outcomes, level):.2f}" for level in sorted({at for at, _ in outcomes}))
+        print(f"temperature {temperature:g}: {_mean(outcomes):.3f} of {len(outcomes)} solved; by level {levels}")
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -70,12 +77,13 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=PAD,
         unk_token=UNKNOWN,
         eos_token=END,
-        additional_special_tokens=[tag for tag in TAGS if tag != END],
+        extra_special_tokens=[tag for tag in TAGS if tag != END],
         clean_up_tokenization_spaces=False,
     )
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """The model, untrained."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -95,70 +103,72 @@ def warm_up(model: LlamaForCausalLM, renderer: TurnRenderer, seed: int) -> None:
     """Train on demonstrations until `TARGET` is measured.
 
     Raises:
-        SystemExit: the target was not reached in `MAX_UPDATES`.
+        SystemExit: it was not reached in `MAX_UPDATES`.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.01)
     demonstrations = _demonstrations(renderer, seed)
     for update in range(1, MAX_UPDATES + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = LR * min(1.0, update / LR_WARMUP)
-        loss = _loss(model, list(islice(demonstrations, BATCH)))
+        decay = 1 - (1 - LR_LAST) * min(1.0, update / LR_DECAY)
+        optimizer.param_groups[0]["lr"] = LR * min(1.0, update / LR_WARMUP) * decay
         optimizer.zero_grad()
-        loss.backward()
+        loss = _backward(model, list(islice(demonstrations, BATCH)))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if update < CHECK_FROM or update % CHECK_EVERY:
-            continue
-        success = _mean(measure(model, renderer, 1.0, seed))
-        print(f"update {update}: loss {loss.item():.3f}, success {success:.3f}", flush=True)
-        if success >= TARGET:
-            return
+        if update >= CHECK_FROM and update % CHECK_EVERY == 0:
+            success = _mean(measure(model, renderer, 1.0, seed, CHECK_SAMPLES))
+            print(f"update {update}: loss {loss:.3f}, success {success:.3f}", flush=True)
+            if success >= TARGET:
+                return
+        elif update % 50 == 0:
+            print(f"update {update}: loss {loss:.3f}", flush=True)
     raise SystemExit(f"the policy did not solve {TARGET:.0%} of the tasks within {MAX_UPDATES} updates")
 
 
-def measure(model: LlamaForCausalLM, renderer: TurnRenderer, temperature: float, seed: int) -> list[tuple[str, bool]]:
-    """Level and outcome of `SAMPLES` held-out tasks that the policy plays by itself."""
+def measure(
+    model: LlamaForCausalLM, renderer: TurnRenderer, temperature: float, seed: int, samples: int
+) -> list[tuple[str, bool]]:
+    """Level and success of held-out tasks that the policy plays by itself."""
     torch.manual_seed(seed)
-    episodes = [_Episode(task, renderer) for task in islice(Calculator().tasks("eval"), SAMPLES)]
+    episodes = [_Episode(task, renderer) for task in islice(_tasks("eval", seed), samples)]
     while running := [episode for episode in episodes if not episode.over]:
-        answers = _sample(model, [episode.context for episode in running], temperature)
-        for episode, answer in zip(running, answers, strict=True):
-            episode.act(answer)
-    return [(episode.task.level, episode.solved) for episode in episodes]
+        turns = _sample(model, [episode.context for episode in running], temperature)
+        for episode, tokens in zip(running, turns, strict=True):
+            episode.act(tokens)
+    return [(episode.env.task.level, episode.solved) for episode in episodes]
 
 
 class _Episode:
     """One task, played on the environment itself."""
 
     def __init__(self, task: Task, renderer: TurnRenderer) -> None:
-        self.task = task
-        self.over = False
         self.env = Calculator()
+        self.over = False
         self._renderer = renderer
-        observation, _ = self.env.reset(seed=0, options={"task": task})
-        self.messages: list[Message] = list(observation)
-        self.context = renderer.prompt(self.messages, self.env.tool_specs)
+        observation, _ = self.env.reset(options={"task": task})
+        self.context = renderer.prompt(observation, self.env.tool_specs)
+        self._completed = False
 
-    def act(self, completion: list[int]) -> None:
+    def act(self, tokens: list[int]) -> None:
+        """Take a sampled turn."""
         tools = self.env.tool_specs
-        message = self._renderer.parse(completion, self.context, tools)
-        observation = self.say(message)
-        added = None if self.over else self._renderer.extend(self.context, completion, observation, tools)
-        self.over = added is None
-        self.context = [*self.context, *completion, *(added or ())]
+        self.env.finish_reason = "stop" if tokens[-1] in self._renderer.stop_token_ids else "length"
+        observation = self.say(self._renderer.parse(tokens, self.context, tools))
+        if not self.over:
+            self.context += [*tokens, *(self._renderer.extend(self.context, tokens, observation, tools) or ())]
+            self.over = len(self.context) > MAX_LENGTH
 
     def say(self, message: Message) -> Sequence[Message]:
         """Let the assistant say `message`; returns what the environment answers."""
-        observation, _, terminated, truncated, _ = self.env.step(message)
-        self.messages += [message, *observation]
-        self.over = terminated or truncated or len(self.messages) > 2 * self.env.max_turns
+        observation: Sequence[Message]
+        observation, _, self._completed, truncated, _ = self.env.step(message)
+        self.over = self._completed or truncated
         return observation
 
     @property
     def solved(self) -> bool:
-        """Whether the last message is an answer, and the right one."""
-        last = self.messages[-1]
-        return last.role == "assistant" and last.content == str(self.task.answer)
+        status = Status.FINISHED if self._completed else Status.TRUNCATED
+        messages = tuple(self.env.messages)
+        return self.env.correct(Rollout("", "", self.env.task, status, StopReason.ANSWERED, messages=messages)) == 1
 
 
 def _sample(model: LlamaForCausalLM, contexts: list[list[int]], temperature: float) -> list[list[int]]:
@@ -174,30 +184,39 @@ def _sample(model: LlamaForCausalLM, contexts: list[list[int]], temperature: flo
     return [turn[: turn.index(end) + 1] if end in turn else turn for turn in turns]
 
 
-def _demonstrations(renderer: TurnRenderer, seed: int) -> Iterator[tuple[list[int], list[bool]]]:
-    """Tokens of what the expert does on one training task after the other, and which of them it says."""
-    for task in Calculator().tasks("train"):
+def _tasks(split: str, seed: int) -> Iterator[Task]:
+    taskset = Taskset(Calculator, split, seed)
+    return (taskset.task(index) for index in count())
+
+
+def _demonstrations(renderer: TurnRenderer, seed: int) -> Iterator[Demonstration]:
+    """What the expert does on one training task after the other."""
+    for task in _tasks("train", seed):
         episode = _Episode(task, renderer)
         while not episode.over:
-            episode.say(demonstrate(episode.messages))
-        yield renderer.transcript(episode.messages, episode.env.tool_specs)
+            episode.say(demonstrate(episode.env.messages))
+        yield renderer.transcript(episode.env.messages, episode.env.tool_specs)
 
 
-def _loss(model: LlamaForCausalLM, batch: list[tuple[list[int], list[bool]]]) -> torch.Tensor:
-    """Mean negative log-likelihood of the tokens that the assistant says."""
-    longest = max(len(ids) for ids, _ in batch)
-    ids = torch.full((len(batch), longest), model.config.pad_token_id)
-    labels = torch.full((len(batch), longest), -100)
-    for row, (tokens, said) in enumerate(batch):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
-        labels[row, : len(tokens)] = torch.where(torch.tensor(said), ids[row, : len(tokens)], -100)
-    loss: torch.Tensor = model(input_ids=ids, attention_mask=(labels.new_ones(ids.shape)), labels=labels).loss
-    return loss
+def _backward(model: LlamaForCausalLM, batch: list[Demonstration]) -> float:
+    """Gradient and value of the mean negative log-likelihood of the tokens that the assistant says."""
+    total = sum(sum(said) for _, said in batch)
+    batch = sorted(batch, key=lambda demonstration: len(demonstration[0]))
+    value = 0.0
+    for micro in (batch[start : start + MICRO_BATCH] for start in range(0, len(batch), MICRO_BATCH)):
+        longest = len(micro[-1][0])
+        ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens, _ in micro])
+        said = torch.tensor([flags + [False] * (longest - len(flags)) for _, flags in micro])
+        logits = model(input_ids=ids).logits[:, :-1][said[:, 1:]]
+        loss = torch.nn.functional.cross_entropy(logits, ids[:, 1:][said[:, 1:]], reduction="sum") / total
+        loss.backward()  # type: ignore[no-untyped-call]
+        value += loss.item()
+    return value
 
 
-def _mean(solved: list[tuple[str, bool]], level: str | None = None) -> float:
-    outcomes = [ok for at, ok in solved if level in (None, at)]
-    return sum(outcomes) / len(outcomes) if outcomes else math.nan
+def _mean(outcomes: list[tuple[str, bool]], level: str | None = None) -> float:
+    chosen = [solved for at, solved in outcomes if level in (None, at)]
+    return sum(chosen) / len(chosen) if chosen else math.nan
 
 
 if __name__ == "__main__":

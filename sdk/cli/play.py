@@ -1,6 +1,10 @@
 """`moonmill envs play`: a person at the terminal in the model's place."""
 
+import contextlib
+import os
+import select
 import sys
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,6 +16,8 @@ from moonmill.cli.options import json_option
 if TYPE_CHECKING:
     from moonmill.envs import ToolSpec
     from moonmill.types import Task
+
+_POLL_SECONDS = 0.1
 
 
 @click.command()
@@ -40,11 +46,9 @@ def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
     task = Taskset(factory, split, seed).task(index)
     for line in introduction(task, factory().tool_specs):
         out.print(line, style="dim")
-    agent = HumanAgent(ask=partial(_ask, out.is_terminal), show=partial(print_message, out))
-    run = partial(
-        EpisodeRunner(env_id, factory, agent).run, task, id=f"play-{task.id}", seed=derive_seed(seed, split, index)
-    )
-    rollout = anyio.run(run)
+    with contextlib.closing(Lines("> " if out.is_terminal else "")) as lines:
+        runner = EpisodeRunner(env_id, factory, HumanAgent(lines.ask, partial(print_message, out)))
+        rollout = anyio.run(partial(runner.run, task, id=f"play-{task.id}", seed=derive_seed(seed, split, index)))
     for line in outcome(rollout):
         out.print(line)
     if as_json:
@@ -62,5 +66,33 @@ def introduction(task: "Task", tools: "Sequence[ToolSpec]") -> list[str]:
     return lines
 
 
-def _ask(prompted: bool) -> str:
-    return input("> " if prompted else "")
+class Lines:
+    """Lines from stdin, for a reader in another thread that `close` sets free: `input` would hold it until Enter.
+
+    Args:
+        prompt: shown before each line.
+    """
+
+    def __init__(self, prompt: str) -> None:
+        self._prompt = prompt
+        self._fd = sys.stdin.fileno()
+        self._read = b""
+        self._closed = threading.Event()
+
+    def ask(self) -> str:
+        """The next line, without its end. Raises `EOFError` where there is none, or after `close`."""
+        click.echo(self._prompt, nl=False, err=True)
+        while b"\n" not in self._read:
+            if self._closed.is_set():
+                raise EOFError
+            if not select.select([self._fd], [], [], _POLL_SECONDS)[0]:
+                continue
+            data = os.read(self._fd, 1 << 16)
+            if not data and not self._read:
+                raise EOFError
+            self._read += data or b"\n"
+        line, _, self._read = self._read.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def close(self) -> None:
+        self._closed.set()

@@ -57,7 +57,7 @@ def print_faults(out: Console, faults: Iterable[ToolFault]) -> None:
     out.print()
     grid = table(out, "tool fault", "kind", "count", "for example")
     for fault in ordered[:_FAULTS_SHOWN]:
-        grid.add_row(fault.tool, fault.kind, f"{fault.count:,}", _shorten(fault.example))
+        grid.add_row(fault.tool or NONE, fault.kind, f"{fault.count:,}", _shorten(fault.example))
     out.print(grid)
     if len(ordered) > _FAULTS_SHOWN:
         out.print(f"and {len(ordered) - _FAULTS_SHOWN} more kinds")

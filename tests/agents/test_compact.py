@@ -128,9 +128,7 @@ def test_a_longer_conversation_begins_with_the_tokens_of_the_shorter(renderer: C
 def test_the_sampled_mask_covers_what_the_assistant_says_and_its_end(renderer: CompactRenderer, tokenizer: Any) -> None:
     rendered = renderer.render(CONVERSATION, tools=CALCULATE, add_generation_prompt=True)
     sampled = [t for t, s in zip(rendered.token_ids, rendered.sampled_mask, strict=True) if s]
-    assert tokenizer.decode(sampled) == (
-        "<call>12+34</call><end>so: <call>46*5</call><call>1+1</call><end>230<end>"
-    )
+    assert tokenizer.decode(sampled) == ("<call>12+34</call><end>so: <call>46*5</call><call>1+1</call><end>230<end>")
     assert rendered.message_indices[-1] == -1
     assert len(rendered.is_content) == len(rendered.message_indices) == len(rendered.token_ids)
 

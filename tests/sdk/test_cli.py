@@ -1,8 +1,13 @@
 """The command line as its users meet it: help, results, exit codes, errors."""
 
 import json
+import os
+import pty
+import select
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -267,3 +272,50 @@ def test_a_played_episode_is_a_rollout_in_json():
 def test_a_player_who_leaves_ends_the_episode():
     result = moonmill_process("envs", "play", "calculator-v0", input="")
     assert (result.returncode, result.stderr) == (1, "stopped\n")
+
+
+def test_a_player_may_leave_with_ctrl_c_while_asked():
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "moonmill", "envs", "play", "calculator-v0"])
+    shown = read_until(terminal, b"> ")
+    os.write(terminal, b"\x03")
+    shown += read_until(terminal, b"stopped")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert b"user: " in shown
+
+
+def read_until(terminal: int, wanted: bytes, seconds: float = 30) -> bytes:
+    read, end = b"", time.monotonic() + seconds
+    while wanted not in read:
+        assert select.select([terminal], [], [], max(0.0, end - time.monotonic()))[0], read
+        read += os.read(terminal, 1 << 16)
+    return read
+
+
+# Serving
+
+
+def test_a_folder_without_a_model_cannot_be_served(tmp_path):
+    result = moonmill_process("serve", str(tmp_path), "--port", "0")
+    assert result.returncode == 2
+    assert result.stderr == f"{tmp_path} is not a model folder: it has no config.json\n"
+
+
+def test_a_port_in_use_is_told_before_the_model_is_loaded(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = moonmill_process("serve", str(tmp_path), "--port", str(port))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert result.stdout == ""
+
+
+def test_a_run_without_a_checkpoint_cannot_be_served(tmp_path):
+    (tmp_path / "config.yaml").write_text("")
+    result = run("serve", str(tmp_path))
+    assert result.exit_code == 2
+    assert result.output == f"error: {tmp_path} has no checkpoint yet; give the folder of a model\n"

@@ -8,9 +8,7 @@ from moonmill.trainer.buffer import Buffer, Drop
 from moonmill.types import Action, Rollout, Status, StopReason, Task
 
 
-def rollout(
-    index: int, *, version: int = 0, status: Status = Status.FINISHED, reward: float | None = 1.0
-) -> Rollout:
+def rollout(index: int, *, version: int = 0, status: Status = Status.FINISHED, reward: float | None = 1.0) -> Rollout:
     return Rollout(
         id=str(index),
         env="test-v0",

@@ -1,29 +1,31 @@
-"""`dis`: SAO's double-sided importance sampling (arXiv 2607.07508).
+"""Direct double-sided importance sampling: tokens whose ratio has run away do not count.
 
-With r = exp(log πθ − log π_rollout), the ratio of the policy being trained to the one that sampled the token:
+SAO, `arXiv 2607.07508 <https://arxiv.org/abs/2607.07508>`_. With r = exp(logπ_θ − logπ_rollout), π_rollout being what
+the token was really sampled from:
 
-    f(r) = r  if 1 − low < r < 1 + high,  else 0            loss = −sg(f(r)) · Â · log πθ
+    loss = −sg(f(r))·Â·logπ_θ,    f(r) = r where 1 − low < r < 1 + high, else 0
 
-Invariants: the borders are strict and do not depend on the advantage's sign; a masked token has no gradient; at r = 1 this
-is REINFORCE. There is no π_old and no KL term.
+The mask is strict, on both sides, and does not ask for the advantage's sign. There is no π_old and no KL term.
+
+What always holds: the gradient of a kept token is −r·Â·∇logπ_θ, that of a masked one is 0; on unchanged weights r is 1,
+nothing is masked, and the gradient is that of the policy gradient.
 """
 
 from torch import Tensor
 
-from moonmill.trainer.algorithms.objective import TokenLoss
 
-
-def dis(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, *, low: float, high: float) -> TokenLoss:
-    """Losses per action token.
+def dis(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, *, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Loss and mask of each action token, `[action tokens]` both; True in the mask counts.
 
     Args:
-        logprobs: `[tokens]`, log πθ of the sampled tokens; the gradient flows through it.
-        behaviour: `[tokens]`, log-probabilities at sampling time.
-        advantages: `[tokens]`.
-        low: the ratio must be above 1 − low.
-        high: the ratio must be below 1 + high.
+        logprobs: of the sampled tokens under the policy being trained.
+        behaviour: of the same tokens as they were sampled.
+        advantages: of the same tokens.
+        low: ratios down to 1 − low count.
+        high: ratios up to 1 + high count.
     """
     ratio = (logprobs.detach() - behaviour).exp()
-    inside = (ratio > 1 - low) & (ratio < 1 + high)
-    weight = ratio.where(inside, ratio.new_zeros(()))
-    return TokenLoss(-weight * advantages * logprobs, ~inside)
+    kept = (ratio > 1 - low) & (ratio < 1 + high)
+    # where, not a product: a ratio that has overflowed to inf is masked too, and inf·0 would be nan.
+    weight = ratio.where(kept, 0.0)
+    return -weight * advantages * logprobs, kept

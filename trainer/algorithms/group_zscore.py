@@ -1,9 +1,13 @@
-"""`group_zscore`: GRPO's advantage (DeepSeekMath, arXiv 2402.03300).
+"""Group-relative advantages: how a rollout did beside the others of its task.
 
-    Â_i = (R_i − mean(R_group)) / (std(R_group) + ε)
+GRPO, `arXiv 2402.03300 <https://arxiv.org/abs/2402.03300>`_:
 
-Invariants: the advantages of a group add up to 0; a group whose rewards are all equal has none. The standard deviation is
-that of the group's members, without Bessel's correction.
+    Â_i = (R_i − mean(R)) / (std(R) + ε)
+
+over the rollouts of one group, with the sample's standard deviation (n − 1). Every action token of rollout `i` gets
+Â_i.
+
+What always holds: a group's advantages sum to 0; a group without variance, or of one rollout, gives exactly 0.
 """
 
 import torch
@@ -15,13 +19,13 @@ def group_zscore(rewards: Tensor, groups: Tensor, *, epsilon: float) -> Tensor:
 
     Args:
         rewards: `[rollouts]`.
-        groups: `[rollouts]`, a number for each group, from 0.
-        epsilon: keeps the quotient finite where all rewards of a group are equal.
+        groups: `[rollouts]`, the same number for those of one group; groups may differ in size.
+        epsilon: keeps groups with next to no variance from being blown up.
     """
-    count = int(groups.max()) + 1
-    zeros = torch.zeros(count, dtype=rewards.dtype, device=rewards.device)
-    size = zeros.index_add(0, groups, torch.ones_like(rewards))
-    mean = zeros.index_add(0, groups, rewards) / size
-    centred = rewards - mean[groups]
-    std = (zeros.index_add(0, groups, centred**2) / size).sqrt()
-    return centred / (std[groups] + epsilon)
+    advantages = torch.zeros_like(rewards)
+    for group in set(groups.tolist()):
+        members = groups == group
+        own = rewards[members]
+        if len(own) > 1 and own.min() != own.max():
+            advantages[members] = (own - own.mean()) / (own.std() + epsilon)
+    return advantages

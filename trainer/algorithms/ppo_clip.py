@@ -1,20 +1,31 @@
-"""`ppo_clip`: PPO's clipped surrogate per token (arXiv 1707.06347), on the ratio to the rollout policy.
+"""PPO's clipped surrogate, with the rollout policy as the old one.
 
-    loss = −min(r·Â, clip(r, 1 − low, 1 + high)·Â),   r = exp(log πθ − log π_rollout)
+PPO, `arXiv 1707.06347 <https://arxiv.org/abs/1707.06347>`_, by token as in GRPO. With r = exp(logπ_θ − logπ_rollout):
 
-Invariants: clipping only ever removes an incentive to move further away; a clipped token has no gradient; at r = 1 the
-gradient is REINFORCE's.
+    loss = −min(r·Â, clip(r, 1 − low, 1 + high)·Â)
+
+What always holds: a token that has already moved past the band in the direction its advantage points to has no
+gradient; one that moved the other way keeps it.
 """
 
 import torch
 from torch import Tensor
 
-from moonmill.trainer.algorithms.objective import TokenLoss
 
+def ppo_clip(
+    logprobs: Tensor, behaviour: Tensor, advantages: Tensor, *, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """Loss and mask of each action token, `[action tokens]` both; False in the mask is clipped: without gradient.
 
-def ppo_clip(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, *, low: float, high: float) -> TokenLoss:
-    """Losses per action token; arguments as in `dis`."""
+    Args:
+        logprobs: of the sampled tokens under the policy being trained.
+        behaviour: of the same tokens as they were sampled.
+        advantages: of the same tokens.
+        low: the band begins at 1 − low.
+        high: the band ends at 1 + high.
+    """
     ratio = (logprobs - behaviour).exp()
-    free = ratio * advantages
-    clipped = ratio.clamp(1 - low, 1 + high) * advantages
-    return TokenLoss(-torch.minimum(free, clipped), (clipped < free).detach())
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+    with torch.no_grad():
+        clipped = ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
+    return -surrogate, ~clipped

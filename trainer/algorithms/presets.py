@@ -1,9 +1,10 @@
-"""Named algorithms: which advantage, which objective, with a critic or without.
+"""Presets: vetted combinations of advantage, objective and critic, and what combinations make sense.
 
-`sao`   gae + dis + critic. SAO, arXiv 2607.07508: mask 0.3 / 5.0 (reasoning), λ = 1 − 1/(1.5·l), critic λ 1, γ 1, K = 2, value
-        learning rate 5e-6, 10 value-only steps.
-`grpo`  group_zscore + ppo_clip. DeepSeekMath, arXiv 2402.03300: groups; clip 0.2 as in PPO. Without the KL term, as in DAPO
-        (arXiv 2503.14476) and most of what came after.
+- `sao`: SAO (arXiv 2607.07508), its reasoning setting: skip-observation GAE with γ = 1 and λ = 1 − 1/(1.5·l), critic
+  λ = 1; `dis` with 0.3/5.0 (its coding setting is 0.8/3.0); critic lr 5e-6, 2 updates per policy update, 10 value-only
+  warm-up steps, attention frozen; policy lr 1e-6 (`learner.lr`).
+- `grpo`: GRPO (arXiv 2402.03300) with PPO's clip of 0.2, in groups of 8 as in the SAO paper's control (16 × 8). Without
+  GRPO's KL term, as is usual where rewards are verified.
 """
 
 from msgspec import Struct
@@ -11,33 +12,44 @@ from msgspec import Struct
 from moonmill.config import AlgorithmConfig, CriticConfig, DisConfig, GaeConfig, GroupZscoreConfig, PpoClipConfig
 from moonmill.errors import ConfigError
 
+Advantage = GaeConfig | GroupZscoreConfig
+Objective = DisConfig | PpoClipConfig
+
 
 class ResolvedAlgorithm(Struct, frozen=True):
-    """An algorithm with every choice made."""
+    """What a preset and its overrides come to. There is a critic exactly where the advantage is learned."""
 
-    advantage: GaeConfig | GroupZscoreConfig
-    objective: DisConfig | PpoClipConfig
+    advantage: Advantage
+    objective: Objective
     critic: CriticConfig | None
 
     @property
     def group_size(self) -> int:
-        """Rollouts of one task that are compared; 1 in single-rollout mode."""
+        """Rollouts of one task that are compared; 1 is the single-rollout mode."""
         return self.advantage.group_size if isinstance(self.advantage, GroupZscoreConfig) else 1
 
     @property
     def min_valid(self) -> int:
-        """Members a group needs to be of use."""
+        """Members a group needs to be kept."""
         return self.advantage.min_valid if isinstance(self.advantage, GroupZscoreConfig) else 1
 
 
-PRESETS = {
-    "sao": ResolvedAlgorithm(GaeConfig(), DisConfig(), CriticConfig()),
-    "grpo": ResolvedAlgorithm(GroupZscoreConfig(), PpoClipConfig(), None),
+PRESETS: dict[str, ResolvedAlgorithm] = {
+    "sao": ResolvedAlgorithm(
+        GaeConfig(gamma=1.0, lam="adaptive", alpha=1.5, critic_lam=1.0),
+        DisConfig(low=0.3, high=5.0),
+        CriticConfig(lr=5e-6, updates=2, warmup_steps=10, freeze_attention=True),
+    ),
+    "grpo": ResolvedAlgorithm(GroupZscoreConfig(group_size=8), PpoClipConfig(low=0.2, high=0.2), None),
 }
 
 
 def resolve(config: AlgorithmConfig, batch_rollouts: int) -> ResolvedAlgorithm:
-    """The preset, with what the config says differently.
+    """The preset with its overrides.
+
+    Args:
+        config: the run's.
+        batch_rollouts: rollouts per policy update.
 
     Raises:
         ConfigError: the combination makes no sense.
@@ -45,22 +57,39 @@ def resolve(config: AlgorithmConfig, batch_rollouts: int) -> ResolvedAlgorithm:
     preset = PRESETS[config.preset]
     advantage = config.advantage or preset.advantage
     objective = config.objective or preset.objective
-    critic = config.critic or preset.critic
     if isinstance(advantage, GaeConfig):
-        critic = critic or CriticConfig()
-        return ResolvedAlgorithm(advantage, objective, critic)
+        critic = config.critic or preset.critic
+        if critic is None:
+            raise ConfigError(
+                f"algorithm.advantage: gae needs a critic, and the preset {config.preset} has none: add "
+                "algorithm.critic, or take preset sao"
+            )
+    else:
+        critic = None
+        _check_group(advantage, config, batch_rollouts)
+    if objective.low >= 1:
+        raise ConfigError(
+            f"algorithm.objective.low: {objective.low:g} bounds nothing: the bound is 1 - low, and ratios are never "
+            "below 0: give a number below 1"
+        )
+    return ResolvedAlgorithm(advantage, objective, critic)
+
+
+def _check_group(advantage: GroupZscoreConfig, config: AlgorithmConfig, batch_rollouts: int) -> None:
+    size = advantage.group_size
     if config.critic is not None:
         raise ConfigError(
-            "algorithm.critic: the advantage `group_zscore` compares rollouts of one task and has no use for a critic; "
-            "leave it out, or choose `advantage: {type: gae}`"
+            "algorithm.critic: group_zscore compares the rollouts of a group and uses no critic: leave critic out, or "
+            "take the advantage gae"
         )
-    if advantage.min_valid > advantage.group_size:
+    if batch_rollouts % size:
+        near = max(size, round(batch_rollouts / size) * size)
         raise ConfigError(
-            f"algorithm.advantage.min_valid: {advantage.min_valid} is more than group_size ({advantage.group_size})"
+            f"learner.batch_rollouts: {batch_rollouts} is not a multiple of the group size "
+            f"(algorithm.advantage.group_size: {size}), so a batch would split a group: try {near}"
         )
-    if batch_rollouts % advantage.group_size:
+    if advantage.min_valid > size:
         raise ConfigError(
-            f"learner.batch_rollouts: {batch_rollouts} is not a multiple of algorithm.advantage.group_size "
-            f"({advantage.group_size}), so a batch would cut a group"
+            f"algorithm.advantage.min_valid: {advantage.min_valid} is more than a group has (group_size: {size}), so "
+            "every group would be dropped"
         )
-    return ResolvedAlgorithm(advantage, objective, None)

@@ -1,0 +1,92 @@
+"""A completion under way: what was asked for, what has arrived, what is still to be sampled.
+
+No I/O: the client sends its requests and gives it what comes back. A token that is here stays, with its log-probability and
+the version that sampled it.
+"""
+
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+
+from moonmill.agents.streams import Chunk, RefusalError
+from moonmill.seeding import derive_seed
+from moonmill.types import FinishReason, Sampling
+
+
+def version_name(version: int) -> str:
+    """The model name under which an engine serves a version."""
+    return f"policy-v{version}"
+
+
+class Run:
+    """One completion: what it asks for, and what has arrived."""
+
+    def __init__(
+        self, prompt: Sequence[int], sampling: Sampling, seed: int, stops: frozenset[int], session: str
+    ) -> None:
+        self.prompt = list(prompt)
+        self.sampling = sampling
+        self.session = session
+        self.version = 0
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.finish: FinishReason = "length"
+        self.scope: anyio.CancelScope | None = None
+        self._seed = seed
+        self._stops = stops
+        self._finished = False
+        self.switched = False
+        """Whether the version has changed since the last request was sent."""
+
+    def is_over(self) -> bool:
+        """Finished, or complete although the word of it never arrived."""
+        if self._finished:
+            return True
+        if self.tokens and self.tokens[-1] in self._stops:
+            self.finish = "stop"
+            return True
+        return len(self.tokens) >= self.sampling.max_tokens
+
+    def body(self) -> bytes:
+        """The request for what is still missing."""
+        sampling, so_far = self.sampling, len(self.tokens)
+        body = {
+            "model": version_name(self.version),
+            "prompt": self.prompt + self.tokens,
+            "max_tokens": sampling.max_tokens - so_far,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            # Going on with the first seed would draw the first tokens' random numbers again.
+            "seed": derive_seed(self._seed, so_far) if so_far else self._seed,
+            "stop_token_ids": sorted(self._stops),
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "stream": True,
+        }
+        return msgspec.json.encode(body)
+
+    def take(self, chunk: Chunk, version: int) -> None:
+        """Keep a chunk's tokens, which `version` sampled."""
+        for choice in chunk.choices:
+            tokens = choice.token_ids or []
+            logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
+            if len(tokens) != len(logprobs):
+                raise RefusalError(500, f"{len(tokens)} tokens arrived with {len(logprobs)} log-probabilities")
+            self.tokens += tokens
+            self.logprobs += logprobs
+            self.versions += [version] * len(tokens)
+            if choice.finish_reason in ("stop", "length"):
+                self.finish = "stop" if choice.finish_reason == "stop" else "length"
+                self._finished = True
+
+    def switch(self, version: int) -> None:
+        """Go on under another version, from the tokens so far."""
+        if version != self.version:
+            self.version = version
+            self.switched = True
+            if self.scope is not None:
+                self.scope.cancel()

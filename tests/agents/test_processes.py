@@ -1,0 +1,154 @@
+"""Servers of ours as child processes. The server here is a tiny one on the same helper as the engine's."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+
+from moonmill.agents.processes import ServerProcess
+from moonmill.errors import ConfigError, WorkerDiedError
+
+pytestmark = pytest.mark.anyio
+
+SERVER = """
+import sys
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from moonmill.agents.serving import serve
+
+async def hello(request):
+    print("asked for", request.url.path, flush=True)
+    return PlainTextResponse("hello")
+
+print("starting", flush=True)
+serve(Starlette(routes=[Route("/", hello)]), "127.0.0.1", int(sys.argv[1]), exit_with_stdin=True, ready={"who": "test"})
+"""
+
+
+def server(tmp_path: Path, *argv: str, timeout: float = 30) -> ServerProcess:
+    command = argv or (sys.executable, "-c", SERVER, "0")
+    return ServerProcess("tester", command, log_path=tmp_path / "logs" / "tester.log", start_timeout=timeout)
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def gone(pid: int, seconds: float = 5) -> None:
+    """Wait until a process is no more."""
+    with anyio.fail_after(seconds):
+        while exists(pid):  # noqa: ASYNC110  # no child of ours, so nobody tells us
+            await anyio.sleep(0.02)
+
+
+async def test_a_server_is_there_inside_the_context_and_gone_after(tmp_path: Path) -> None:
+    async with server(tmp_path) as process:
+        assert process.alive
+        assert process.ready["who"] == "test"
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(process.base_url)).text == "hello"
+    assert not process.alive
+    assert process.returncode == 0, "SIGTERM ends it cleanly"
+
+
+async def test_what_it_prints_is_in_the_log(tmp_path: Path) -> None:
+    async with server(tmp_path) as process, httpx.AsyncClient() as http:
+        await http.get(process.base_url)
+    assert process.last_words().splitlines() == ["starting", "asked for /"]
+
+
+async def test_its_death_is_noticed_and_a_restart_serves_again(tmp_path: Path) -> None:
+    async with server(tmp_path) as process:
+        first = process.pid
+        os.kill(first, signal.SIGKILL)
+        with anyio.fail_after(5):
+            await process.wait_dead()
+        assert process.returncode == -signal.SIGKILL
+        await process.restart()
+        assert process.alive
+        assert process.pid != first
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(process.base_url)).text == "hello"
+
+
+async def test_refusing_its_arguments_is_told_in_its_own_words(tmp_path: Path) -> None:
+    code = "import sys; print('no such model', file=sys.stderr); sys.exit(2)"
+    with pytest.raises(ConfigError, match=r"^the tester refused to start: no such model$"):
+        await server(tmp_path, *python(code)).__aenter__()
+
+
+async def test_dying_at_the_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    code = "import sys; print('first line', file=sys.stderr); raise SystemExit('out of memory')"
+    with pytest.raises(WorkerDiedError) as raised:
+        await server(tmp_path, *python(code)).__aenter__()
+    assert str(raised.value) == (
+        "the tester ended with 1 at once; it said:\n  first line\n  out of memory\n"
+        f"(the whole log: {tmp_path / 'logs' / 'tester.log'})"
+    )
+
+
+async def test_not_being_ready_in_time_ends_it(tmp_path: Path) -> None:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    process = server(tmp_path, *python(code), timeout=1)
+    start = time.monotonic()
+    with pytest.raises(WorkerDiedError, match="was not ready in 1 s"):
+        await process.__aenter__()
+    assert time.monotonic() - start < 5
+    assert not process.alive
+
+
+async def test_cancelling_the_start_ends_it(tmp_path: Path) -> None:
+    process = server(tmp_path, *python("import time; time.sleep(60)"))
+    with anyio.move_on_after(0.5):
+        await process.__aenter__()
+    assert not process.alive
+
+
+async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moonmill.agents.processes._TERMINATE_SECONDS", 0.2)
+    code = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('{"ready": {"port": 1}}', flush=True)
+time.sleep(60)
+"""
+    async with server(tmp_path, *python(code)) as process:
+        pass
+    assert process.returncode == -signal.SIGKILL
+
+
+async def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(WorkerDiedError, match="cannot be started: /no/such/program: No such file"):
+        await server(tmp_path, "/no/such/program").__aenter__()
+
+
+async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    parent = f"""
+import sys, anyio
+from pathlib import Path
+from moonmill.agents.processes import ServerProcess
+
+async def main():
+    argv = [sys.executable, "-c", {SERVER!r}, "0"]
+    async with ServerProcess("tester", argv, log_path=Path({str(tmp_path / "log")!r}), start_timeout=30) as process:
+        print(process.pid, flush=True)
+        await anyio.sleep(60)
+
+anyio.run(main)
+"""
+    async with await anyio.open_process(python(parent)) as process:
+        assert process.stdout is not None
+        child = int(await process.stdout.receive())
+        assert exists(child)
+        process.kill()
+    await gone(child)

@@ -1,0 +1,94 @@
+"""The main job in small: a real policy, a real engine and learner, and what the run's files say afterwards."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from moonmill.jsonl import read_jsonl
+from moonmill.types import Rollout
+from tests.integration.conftest import Cli, as_json, assert_accounted_for, events, steps
+
+
+def test_a_run_trains_publishes_and_accounts_for_every_rollout(moonmill: Cli, config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = moonmill("train", config, "--json", "--set", "eval.samples=16")
+    assert result.returncode == 0, result.stderr
+    summary = as_json(result)
+    assert isinstance(summary, dict)
+    assert (summary["status"], summary["version"]) == ("finished", 10)
+    assert [(e["label"], e["temperature"]) for e in summary["evals"]] == [
+        ("before", 1.0),
+        ("before", 0.0),
+        ("after", 1.0),
+        ("after", 0.0),
+    ]
+    assert_accounted_for(run)
+    assert max(s for record in steps(run) for s in record.staleness) <= 2
+    assert {"masked_share", "ratio_std", "ratio_min", "ratio_max"} <= set(steps(run)[-1].metrics)
+    assert [e.data["version"] for e in events(run, "version_published")][-1] == 10
+    # Weights of versions out of use are gone; the engine holds what is left.
+    assert len(list((run / "weights").iterdir())) <= 2
+
+
+def test_every_token_keeps_the_version_that_sampled_it(moonmill: Cli, config: Path, tmp_path: Path) -> None:
+    assert moonmill("train", config).returncode == 0
+    done = 0
+    for rollout in read_jsonl(tmp_path / "run" / "rollouts.jsonl", Rollout):
+        versions = [v for action in rollout.actions for v in action.versions]
+        assert versions == sorted(versions)
+        done = max(done, versions[-1])
+    assert done > 0
+
+
+def test_on_policy_training_is_exactly_on_policy(moonmill: Cli, config: Path, tmp_path: Path) -> None:
+    assert moonmill("train", config, "--set", "async.max_staleness=0", "--set", "train.steps=4").returncode == 0
+    records = steps(tmp_path / "run")
+    assert {s for record in records for s in record.staleness} == {0}
+    trained = [r for r in records if "masked_share" in r.metrics]
+    assert all(r.metrics["masked_share"] == 0.0 for r in trained)
+    assert all(r.metrics["logprob_diff_max"] < 1e-3 for r in trained)
+
+
+def test_grpo_goes_through_the_same_path(moonmill: Cli, config: Path, tmp_path: Path) -> None:
+    group = "algorithm={preset: grpo, advantage: {type: group_zscore, group_size: 4}}"
+    result = moonmill("train", config, "--set", group, "--set", "train.steps=4")
+    assert result.returncode == 0, result.stderr
+    assert_accounted_for(tmp_path / "run")
+    groups: dict[str | None, set[str]] = {}
+    for rollout in read_jsonl(tmp_path / "run" / "rollouts.jsonl", Rollout):
+        groups.setdefault(rollout.group, set()).add(rollout.task.id)
+    assert None not in groups
+    assert all(len(tasks) == 1 for tasks in groups.values())
+
+
+def test_ctrl_c_stops_once_with_a_checkpoint_and_the_run_resumes(moonmill: Cli, config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "moonmill", "train", str(config), "--set", "train.steps=30"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as trainer:
+        deadline = time.monotonic() + 120
+        while len(steps(run)) < 5:
+            assert trainer.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        trainer.send_signal(signal.SIGINT)
+        _, errors = trainer.communicate(timeout=60)
+    assert trainer.returncode == 1
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+    reached = len(steps(run))
+    assert (run / "checkpoints" / f"step-{reached:06d}").is_dir()
+    assert moonmill("train", config, "--set", "train.steps=30", "--resume").returncode == 0
+    assert steps(run)[-1].version == 30
+    assert_accounted_for(run)
+
+
+def test_a_finished_run_says_how_to_go_on(moonmill: Cli, config: Path) -> None:
+    assert moonmill("train", config, "--set", "train.steps=2").returncode == 0
+    again = moonmill("train", config, "--set", "train.steps=2")
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    resumed = moonmill("train", config, "--set", "train.steps=2", "--resume")
+    assert "raise train.steps" in resumed.stderr
+    assert moonmill("train", config, "--set", "train.steps=4", "--resume").returncode == 0

@@ -1,0 +1,142 @@
+"""Checkpoints: bit-exact, whole or absent, the newest few kept."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from moonmill.config import AlgorithmConfig, CriticConfig, GroupZscoreConfig
+from moonmill.errors import RunDirectoryError, RunError
+from moonmill.trainer import checkpoint
+from moonmill.trainer.learner import Learner
+from tests.trainer.conftest import MakeConfig, sampled
+
+
+def everything(learner: Learner) -> dict[str, torch.Tensor]:
+    state = {f"policy.{k}": v.clone() for k, v in learner.policy.state_dict().items()}
+    if learner.critic is not None:
+        state |= {f"critic.{k}": v.clone() for k, v in learner.critic.state_dict().items()}
+    return state
+
+
+@pytest.mark.parametrize("preset", ["sao", "grpo"])
+def test_going_on_from_a_checkpoint_is_bit_exact(
+    make_config: MakeConfig, model_path: Path, tmp_path: Path, preset: str
+):
+    grpo = AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=4))
+    config = make_config(algorithm=grpo if preset == "grpo" else None, critic=CriticConfig(lr=1e-2, warmup_steps=1))
+    straight = Learner(config)
+    for seed in range(3):
+        straight.step(sampled(model_path, seed, group_size=4))
+    path = straight.checkpoint(tmp_path)
+    for seed in range(3, 6):
+        straight.step(sampled(model_path, seed, group_size=4))
+
+    resumed = Learner(config)
+    resumed.restore(path)
+    assert (resumed.step_number, resumed.version) == (3, 3 if preset == "grpo" else 2)
+    for seed in range(3, 6):
+        resumed.step(sampled(model_path, seed, group_size=4))
+    expected, got = everything(straight), everything(resumed)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert resumed.version == straight.version
+
+
+def test_a_learner_that_has_moved_on_goes_back_exactly(make_config: MakeConfig, model_path: Path, tmp_path: Path):
+    learner = Learner(make_config())
+    learner.step(sampled(model_path, 0))
+    path = learner.checkpoint(tmp_path)
+    before = everything(learner)
+    once = learner.step(sampled(model_path, 1)).metrics["policy_loss"]
+    learner.restore(path)
+    assert all(torch.equal(before[name], tensor) for name, tensor in everything(learner).items())
+    assert learner.step(sampled(model_path, 1)).metrics["policy_loss"] == once
+
+
+def test_its_policy_is_a_folder_that_transformers_loads(make_config: MakeConfig, model_path: Path, tmp_path: Path):
+    learner = Learner(make_config())
+    learner.step(sampled(model_path, 0))
+    policy = learner.checkpoint(tmp_path) / "policy"
+    assert {f.name for f in policy.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    loaded = AutoModelForCausalLM.from_pretrained(policy)
+    assert all(torch.equal(t, loaded.state_dict()[n]) for n, t in learner.policy.state_dict().items())
+    assert loaded.config.dtype == torch.float32
+
+
+def test_a_failed_learner_is_not_saved_until_it_is_restored(make_config: MakeConfig, model_path: Path, tmp_path: Path):
+    learner = Learner(make_config())
+    path = learner.checkpoint(tmp_path)
+    assert learner.critic is not None
+    head, learner.critic.head = learner.critic.head, torch.nn.Linear(1, 1)
+    with pytest.raises(RuntimeError):
+        learner.step(sampled(model_path, 0))
+    learner.critic.head = head
+    with pytest.raises(RunError, match="restore a checkpoint"):
+        learner.checkpoint(tmp_path)
+    learner.restore(path)
+    learner.step(sampled(model_path, 0))
+
+
+def test_a_checkpoint_of_another_run_is_refused(make_config: MakeConfig, tmp_path: Path):
+    grpo = Learner(make_config(algorithm=AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=4))))
+    path = grpo.checkpoint(tmp_path)
+    with pytest.raises(RunError, match="no checkpoint of this run"):
+        Learner(make_config()).restore(path)
+    with pytest.raises(RunError, match="no checkpoint of this run"):
+        grpo.restore(tmp_path / "nothing")
+
+
+def fill(folder: Path) -> None:
+    (folder / "state.json").write_text("{}")
+
+
+def test_the_newest_few_are_kept(tmp_path: Path):
+    for step in (1, 5, 12, 30):
+        path = checkpoint.write(tmp_path, step, 2, fill)
+        assert checkpoint.latest(tmp_path) == path
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-000012", "step-000030"]
+
+
+def test_there_is_none_at_first(tmp_path: Path):
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_steps_are_compared_as_numbers(tmp_path: Path):
+    checkpoint.write(tmp_path, 999_999, 9, fill)
+    assert checkpoint.write(tmp_path, 1_000_000, 9, fill) == checkpoint.latest(tmp_path)
+
+
+def test_a_writer_that_dies_half_way_leaves_the_older_one_the_newest(tmp_path: Path):
+    older = checkpoint.write(tmp_path, 1, 2, fill)
+
+    def die(folder: Path) -> None:
+        fill(folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.write(tmp_path, 2, 2, die)
+    assert checkpoint.latest(tmp_path) == older
+    newer = checkpoint.write(tmp_path, 2, 2, fill)
+    assert checkpoint.latest(tmp_path) == newer
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_one_that_stands_already_is_not_written_again(tmp_path: Path):
+    path = checkpoint.write(tmp_path, 3, 2, fill)
+
+    def never(folder: Path) -> None:
+        raise AssertionError
+
+    assert checkpoint.write(tmp_path, 3, 2, never) == path
+
+
+def test_a_disk_that_refuses_is_an_error_that_names_the_checkpoint(tmp_path: Path):
+    (tmp_path / "checkpoints").write_text("a file in the way")
+    with pytest.raises(RunDirectoryError, match=r"cannot write the checkpoint .*step-000003: File exists"):
+        checkpoint.write(tmp_path, 3, 2, fill)

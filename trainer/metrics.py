@@ -1,0 +1,61 @@
+"""What is measured of a policy update: ratios, masked share, entropy, and how well learner and engine agree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_ENTROPY_ROWS = 1024
+"""Rows of a vocabulary's width that are looked at together, to bound the memory."""
+
+
+@dataclass(frozen=True)
+class TokenStats:
+    """Of the action tokens of one micro-batch, all `[action tokens]`."""
+
+    logprobs: Tensor
+    behaviour: Tensor
+    kept: Tensor
+    """True where the objective lets the token count."""
+    entropy: Tensor
+    loss: Tensor
+    fresh: Tensor
+    """True where the token was sampled under the very weights that are being updated."""
+
+
+def policy_metrics(stats: Sequence[TokenStats]) -> dict[str, float]:
+    """One number each over all action tokens of a batch.
+
+    `mismatch_*` is the difference between the learner's and the engine's log-probabilities of tokens that both computed
+    with the same weights: what is not numerics there is a bug. `logprob_diff_*` is over all tokens, staleness included.
+    """
+    logprobs, behaviour, kept, entropy, loss, fresh = (
+        torch.cat([getattr(s, name) for s in stats]).double()
+        for name in ("logprobs", "behaviour", "kept", "entropy", "loss", "fresh")
+    )
+    log_ratio = logprobs - behaviour
+    ratio, difference = log_ratio.exp(), log_ratio.abs()
+    metrics = {
+        "policy_loss": loss.mean(),
+        "masked_share": 1 - kept.mean(),
+        "ratio_mean": ratio.mean(),
+        "ratio_std": ratio.std(correction=0),
+        "ratio_min": ratio.min(),
+        "ratio_max": ratio.max(),
+        "logprob_diff_mean": difference.mean(),
+        "logprob_diff_max": difference.max(),
+        "entropy": entropy.mean(),
+        # Of the rollout policy to the current one, by the estimator r − 1 − log r: never negative, of little variance.
+        "kl": (ratio - 1 - log_ratio).mean(),
+    }
+    if fresh.any():
+        metrics["mismatch_mean"] = difference[fresh > 0].mean()
+        metrics["mismatch_max"] = difference[fresh > 0].max()
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def entropies(logprobs: Tensor) -> Tensor:
+    """Entropy `[rows]` of distributions `[rows, vocabulary]`, in nats."""
+    parts = torch.split(logprobs.detach(), _ENTROPY_ROWS)
+    return torch.cat([torch.special.entr(rows.exp()).sum(-1) for rows in parts])
