@@ -28,10 +28,11 @@ from moonmill.types import Message, Rollout, Status, StopReason, Task
 TARGET = 0.35
 BATCH, MICRO_BATCH = 64, 16
 """Conversations per update, and per forward pass: those of similar length, so that little padding is computed."""
-LR, LR_WARMUP, LR_DECAY, LR_LAST = 2e-3, 50, 600, 0.2
-"""AdamW's learning rate rises for so many updates, then falls linearly, until update 600, to a fifth."""
+LR, LR_WARMUP = 2e-3, 50
+"""AdamW's learning rate rises for so many updates and then stays: one that falls leaves a policy that is right but
+unsure (80% greedy at 38%), of which reinforcement learning makes less."""
 MAX_UPDATES = 2000
-CHECK_FROM, CHECK_EVERY = 300, 10
+CHECK_FROM, CHECK_EVERY = 300, 5
 """Success is measured every so many updates, once it can be anything but zero."""
 CHECK_SAMPLES, SAMPLES = 300, 600
 """Held-out tasks of such a check, and of the figures printed at the end."""
@@ -108,8 +109,7 @@ def warm_up(model: LlamaForCausalLM, renderer: TurnRenderer, seed: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.01)
     demonstrations = _demonstrations(renderer, seed)
     for update in range(1, MAX_UPDATES + 1):
-        decay = 1 - (1 - LR_LAST) * min(1.0, update / LR_DECAY)
-        optimizer.param_groups[0]["lr"] = LR * min(1.0, update / LR_WARMUP) * decay
+        optimizer.param_groups[0]["lr"] = LR * min(1.0, update / LR_WARMUP)
         optimizer.zero_grad()
         loss = _backward(model, list(islice(demonstrations, BATCH)))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
