@@ -13,10 +13,13 @@ from msgspec import Struct
 
 from moonmill.agents.agent import Session, Turn
 from moonmill.envs import ToolSpec
-from moonmill.errors import EngineError
+from moonmill.errors import ConfigError, EngineError
 from moonmill.types import FinishReason, Message, Sampling, ToolCall
 
 _RETRY_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_FIRST_WAIT = 0.5
+_LONGEST_WAIT = 60.0
+"""An API may ask for more patience than an episode has."""
 
 
 class ChatAgent:
@@ -28,7 +31,7 @@ class ChatAgent:
         sampling: how tokens are drawn.
         api_key: sent as a bearer token; never logged.
         timeout: seconds one answer may take.
-        max_attempts: tries per answer; the wait between two doubles from half a second.
+        max_attempts: tries per answer; the wait between two doubles from half a second, unless the API names another.
     """
 
     def __init__(
@@ -44,8 +47,13 @@ class ChatAgent:
         self.model = model
         self.sampling = sampling
         self.max_attempts = max_attempts
+        self._timeout = timeout
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout)
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"the chat API's address is {base_url!r}, but should look like http://127.0.0.1:8000/v1")
+        # How many requests there are at once is the episodes' business: none waits for another's connection.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout, limits=limits)
 
     async def __aenter__(self) -> "ChatAgent":
         return self
@@ -63,11 +71,16 @@ class ChatAgent:
             EngineError: the API refused the request, or every attempt failed.
         """
         url = f"{self._http.base_url}chat/completions"
+        problem, wait = "", 0.0
         for attempt in range(self.max_attempts):
-            if attempt:
-                await anyio.sleep(0.5 * 2 ** (attempt - 1))
+            await anyio.sleep(wait)
+            wait = _FIRST_WAIT * 2**attempt
             try:
-                answer = await self._http.post("chat/completions", json=body)
+                with anyio.fail_after(self._timeout):
+                    answer = await self._http.post("chat/completions", json=body)
+            except TimeoutError:
+                problem = f"no answer within {self._timeout:g} s"
+                continue
             except httpx.HTTPError as e:
                 problem = f"{type(e).__name__}: {e}"
                 continue
@@ -76,6 +89,7 @@ class ChatAgent:
             problem = f"status {answer.status_code}: {answer.text[:500]}"
             if answer.status_code not in _RETRY_STATUS:
                 raise EngineError(f"{url} refused a request to model {self.model!r}: {problem}")
+            wait = _asked_wait(answer) or wait
         raise EngineError(f"{url} gave no answer in {self.max_attempts} attempts; the last: {problem}")
 
 
@@ -83,6 +97,7 @@ class _ChatSession:
     def __init__(self, agent: ChatAgent, tools: tuple[ToolSpec, ...], seed: int) -> None:
         self._agent = agent
         self._messages: list[dict[str, Any]] = []
+        self._turns = 0
         sampling = agent.sampling
         self._body: dict[str, Any] = {
             "model": agent.model,
@@ -99,7 +114,8 @@ class _ChatSession:
     async def act(self, new_messages: Sequence[Message]) -> Turn:
         self._messages += [to_chat(m) for m in new_messages]
         choice = await self._agent.request({**self._body, "messages": self._messages})
-        message = choice.message.to_message()
+        self._turns += 1
+        message = choice.message.to_message(self._turns)
         self._messages.append(to_chat(message))
         return Turn(message, "length" if choice.finish_reason == "length" else "stop")
 
@@ -125,7 +141,8 @@ def _arguments_text(call: ToolCall) -> str:
 
 class _Function(Struct):
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] | None = None
+    """JSON text, by the letter of the API; some servers send the object."""
 
 
 class _Call(Struct):
@@ -137,12 +154,16 @@ class _ChatMessage(Struct):
     content: str | None = None
     tool_calls: list[_Call] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """What newer servers call it."""
 
-    def to_message(self) -> Message:
+    def to_message(self, turn: int) -> Message:
+        """As our message. A call without an id gets one that no other of the episode has."""
         calls = tuple(
-            _tool_call(call.id or f"call-{i}", call.function) for i, call in enumerate(self.tool_calls or [])
+            _tool_call(call.id or f"call-{turn}-{i}", call.function) for i, call in enumerate(self.tool_calls or [])
         )
-        return Message("assistant", self.content or "", tool_calls=calls, reasoning=self.reasoning_content)
+        reasoning = self.reasoning_content or self.reasoning
+        return Message("assistant", self.content or "", tool_calls=calls, reasoning=reasoning)
 
 
 class _Choice(Struct):
@@ -154,6 +175,12 @@ class _Answer(Struct):
     choices: list[_Choice]
 
 
+def _asked_wait(answer: httpx.Response) -> float | None:
+    """The seconds of the `Retry-After` header; one with a date is passed over."""
+    text = answer.headers.get("retry-after", "")
+    return min(float(text), _LONGEST_WAIT) if text.isdecimal() else None
+
+
 def _first_choice(body: bytes, url: str) -> _Choice:
     try:
         return msgspec.json.decode(body, type=_Answer).choices[0]
@@ -163,7 +190,10 @@ def _first_choice(body: bytes, url: str) -> _Choice:
 
 def _tool_call(id: str, function: _Function) -> ToolCall:
     """A call whose arguments are no JSON object keeps them as text; the environment tells the model."""
-    try:
-        return ToolCall(id, function.name, msgspec.json.decode(function.arguments, type=dict[str, Any]))
-    except msgspec.MsgspecError:
-        return ToolCall(id, function.name, function.arguments)
+    arguments = function.arguments or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return ToolCall(id, function.name, arguments)
+    return ToolCall(id, function.name, arguments)

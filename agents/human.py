@@ -78,8 +78,11 @@ def parse_arguments(text: str, properties: Mapping[str, Any]) -> dict[str, Any] 
 
 
 def _value(text: str, schema: Mapping[str, Any]) -> Any:
-    """`text` as the schema wants it: a string stays as typed, all else is read as JSON."""
-    return text if schema.get("type") == "string" else _json_or_text(text)
+    """`text` as the schema wants it: where it may be a string it stays as typed, all else is read as JSON."""
+    options = [schema, *schema.get("anyOf", ())]
+    if any(o.get("type") == "string" or text in o.get("enum", ()) for o in options):
+        return text
+    return _json_or_text(text)
 
 
 def _json_or_text(text: str) -> Any:

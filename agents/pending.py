@@ -1,7 +1,7 @@
 """A completion under way: what was asked for, what has arrived, what is still to be sampled.
 
-No I/O: the client sends its requests and gives it what comes back. A token that is here stays, with its log-probability and
-the version that sampled it.
+No I/O: the client sends its requests and gives it what comes back. A token that is here stays, with its log-probability
+and the version that sampled it.
 """
 
 from collections.abc import Sequence

@@ -103,6 +103,11 @@ class ServerProcess:
         await self._stop()
         await self._start()
 
+    def kill(self) -> None:
+        """End it at once, if it still runs."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     def last_words(self) -> str:
         """The end of its log."""
         try:

@@ -1,19 +1,21 @@
 """One episode, from a task to a rollout.
 
-`EpisodeRunner.run` always returns a rollout: what breaks on the way gives it the status `failed`, never an exception and
-never a reward. Only cancellation passes through.
+`EpisodeRunner.run` always returns a rollout: what breaks on the way gives it the status `failed`, never an exception
+and never a reward. Only cancellation passes through, and the `EOFError` of a player who leaves.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import anyio
 import msgspec
 
 from moonmill.agents.agent import Agent, Session
+from moonmill.blame import place_of
 from moonmill.envs import EnvHost, MultiTurnEnv
-from moonmill.errors import ContextFullError, EngineError, MoonmillError, PromptTooLongError
+from moonmill.errors import ContextFullError, EngineError, MoonmillError, PromptTooLongError, RewardError
 from moonmill.types import Message, Rollout, Segment, Status, StopReason, Task, Timings, ToolFault
 
 EnvFactory = Callable[[], MultiTurnEnv]
@@ -47,6 +49,7 @@ class EpisodeRunner:
         """
         started_at, start = time.time(), time.monotonic()
         episode = _Episode()
+        rollout: Rollout | None = None
         scoring = 0.0
         try:
             async with EnvHost(self.factory, self.env_id) as host:
@@ -58,7 +61,9 @@ class EpisodeRunner:
                 scoring = time.monotonic() - scored_from
         except MoonmillError as e:
             episode.fail(e)
-            rollout = episode.rollout(self.env_id, task, id, seed, index, group)
+            failed = episode.rollout(self.env_id, task, id, seed, index, group)
+            # What has its reward keeps it: only `close` can have raised.
+            rollout = msgspec.structs.replace(rollout, error=str(e)) if rollout and scoring else failed
         timings = Timings(started_at, time.monotonic() - start, episode.generation, episode.environment, scoring)
         return msgspec.structs.replace(rollout, timings=timings)
 
@@ -73,6 +78,8 @@ class _Episode:
         self.status = Status.FINISHED
         self.stop_reason = StopReason.ANSWERED
         self.error: str | None = None
+        self.asking = False
+        """The agent is being asked: what breaks is its fault."""
         self.generation = 0.0
         self.environment = 0.0
         self.observation: Sequence[Message] = ()
@@ -83,7 +90,8 @@ class _Episode:
         with anyio.move_on_after(host.max_seconds) as scope:
             try:
                 self.observation = await self._timed_env(host.reset, task, seed)
-                session = agent.session(host.tool_specs, seed)
+                with self._asking():
+                    session = agent.session(host.tool_specs, seed)
                 while not await self._turn(host, session):
                     pass
             except ContextFullError:
@@ -92,27 +100,24 @@ class _Episode:
                 self.fail(e)
         if scope.cancelled_caught:
             self._truncate(StopReason.TIME_LIMIT)
+        self.faults = host.faults
 
     async def _turn(self, host: EnvHost, session: Session) -> bool:
         """One answer of the agent and the environment's reaction; True when the episode is over."""
         observation = self.observation
         self.messages += observation
-        start = time.monotonic()
-        try:
+        with self._asking():
             turn = await session.act(observation)
-        finally:
-            self.generation += time.monotonic() - start
         self.segments += turn.segments
         self.messages.append(turn.message)
         self.turn_rewards.append(0.0)
         result = await self._timed_env(host.step, turn.message, turn.finish_reason)
         self.turn_rewards[-1] = result.reward
         self.observation = result.messages
-        self.faults = host.faults
-        if result.terminated:
-            self.stop_reason = StopReason.STOPPED if turn.message.tool_calls else StopReason.ANSWERED
-        elif turn.finish_reason == "length":
+        if turn.finish_reason == "length":
             self._truncate(StopReason.LENGTH)
+        elif result.terminated:
+            self.stop_reason = StopReason.STOPPED if turn.message.tool_calls else StopReason.ANSWERED
         elif len(self.turn_rewards) >= host.max_turns:
             self._truncate(StopReason.MAX_TURNS)
         elif result.truncated:
@@ -123,6 +128,21 @@ class _Episode:
             return False
         self.messages += result.messages
         return True
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Time the agent, and blame it for what it raises."""
+        start = time.monotonic()
+        self.asking = True
+        try:
+            yield
+        except (MoonmillError, EOFError):
+            raise
+        except Exception as e:
+            raise EngineError(f"the agent raised {type(e).__name__}: {e} ({place_of(e)})") from e
+        finally:
+            self.generation += time.monotonic() - start
+        self.asking = False
 
     async def _timed_env(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         start = time.monotonic()
@@ -138,12 +158,14 @@ class _Episode:
         self.status, self.stop_reason = Status.TRUNCATED, reason
 
     def fail(self, error: Exception) -> None:
-        """Mark the episode as failed, for the reason the error's type tells."""
+        """Mark the episode as failed, for the reason that the error's type and the moment tell."""
         self.status = Status.FAILED
         self.error = str(error)
         if isinstance(error, PromptTooLongError):
             self.stop_reason = StopReason.PROMPT_TOO_LONG
-        elif isinstance(error, EngineError):
+        elif isinstance(error, RewardError):
+            self.stop_reason = StopReason.SCORING_ERROR
+        elif self.asking or isinstance(error, EngineError):
             self.stop_reason = StopReason.ENGINE_ERROR
         else:
             self.stop_reason = StopReason.ENV_ERROR

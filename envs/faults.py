@@ -5,15 +5,17 @@ bug in an environment cannot hide as bad behaviour of the model. An error of our
 through and fails the rollout.
 """
 
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
 
-from moonmill.envs.tools import ToolArgumentsError
-from moonmill.errors import MoonmillError
+from moonmill.blame import own_error, place_of
+from moonmill.envs.tools import ToolArgumentsError, UnknownToolError
 from moonmill.types import Message, ToolCall, ToolFault
+
+_EXAMPLE_LENGTH = 500
+"""Characters of an example that are kept: it goes into every rollout's record."""
 
 
 class Answer:
@@ -43,24 +45,24 @@ class FaultLog:
         answer = Answer(call)
         try:
             yield answer
+        except UnknownToolError as e:
+            answer.content = str(e)
+            self._count(call.name, "unknown_tool", str(e))
         except ToolArgumentsError as e:
             answer.content = str(e)
-            self._count(call.name, "invalid_arguments" if type(e) is ToolArgumentsError else "unknown_tool", str(e))
-        except MoonmillError:
-            raise
+            self._count(call.name, "invalid_arguments", str(e))
         except (Exception, SystemExit) as e:
+            ours = own_error(e)
+            if ours is e:
+                raise
+            if ours is not None:
+                raise ours from e
             kind = type(e).__name__
             answer.content = f"error: {kind}: {e}"
-            self._count(call.name, kind, f"{e} ({place_of(e)})")
+            self._count(call.name, kind, f"{e!s:.{_EXAMPLE_LENGTH}} ({place_of(e)})")
 
     def _count(self, tool: str, kind: str, example: str) -> None:
         before = self._faults.get((tool, kind))
         self._faults[tool, kind] = (
             msgspec.structs.replace(before, count=before.count + 1) if before else ToolFault(tool, kind, 1, example)
         )
-
-
-def place_of(error: BaseException) -> str:
-    """File and line where `error` was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown place"

@@ -5,10 +5,12 @@ asked after every step. A reward may return None: the rollout is then unscored, 
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from moonmill.errors import ToolDefinitionError
 
@@ -38,20 +40,26 @@ def reward(method: Callable[..., Any] | None = None, /, *, weight: float = 1.0) 
         weight: what the value is multiplied by in the rollout's reward; 0 only records it.
     """
 
+    if not math.isfinite(weight):
+        raise ToolDefinitionError(f"@reward: the weight is {weight!r}, but should be a finite number")
+
     def mark(method: Callable[..., Any]) -> Callable[..., Any]:
-        return _mark(method, Mark(method.__name__, "reward", weight))
+        return _mark(method, "reward", weight)
 
     return mark if method is None else mark(method)
 
 
 def metric(method: F) -> F:
-    """Measure the finished episode, without effect on training: `def name(self, rollout: Rollout) -> float`."""
-    return _mark(method, Mark(method.__name__, "metric"))
+    """Measure the finished episode, without effect on training: `def name(self, rollout: Rollout) -> float | None`.
+
+    None where there is nothing to measure.
+    """
+    return _mark(method, "metric")
 
 
 def stop(method: F) -> F:
     """End the episode when this returns true: `def name(self) -> bool`, asked after every step."""
-    return _mark(method, Mark(method.__name__, "stop"))
+    return _mark(method, "stop")
 
 
 def collect_marks(owner: type) -> tuple[Mark, ...]:
@@ -66,16 +74,23 @@ def collect_marks(owner: type) -> tuple[Mark, ...]:
         mark = getattr(getattr(owner, name, None), _MARK, None)
         if not isinstance(mark, Mark):
             continue
-        wanted, found = _ARGUMENTS[mark.kind], list(inspect.signature(getattr(owner, name)).parameters)
-        if len(found) != len(wanted):
+        wanted = _ARGUMENTS[mark.kind]
+        signature = inspect.signature(inspect.getattr_static(owner, name))
+        try:
+            signature.bind(*wanted)
+        except TypeError:
             raise ToolDefinitionError(
-                f"{owner.__name__}.{name}: a @{mark.kind} method has the parameters ({', '.join(wanted)}), this one has "
-                f"({', '.join(found)})"
-            )
-        marks.append(mark)
+                f"{owner.__name__}.{name}: a @{mark.kind} method has the parameters ({', '.join(wanted)}), this one "
+                f"has ({', '.join(signature.parameters)})"
+            ) from None
+        marks.append(replace(mark, method=name))
     return tuple(marks)
 
 
-def _mark(method: F, mark: Mark) -> F:
-    setattr(method, _MARK, mark)
+def _mark(method: F, kind: Kind, weight: float = 1.0) -> F:
+    if not inspect.isfunction(method):
+        raise ToolDefinitionError(
+            f"@{kind} stands above a method, not above {method!r:.100}; a weight is written @reward(weight=0.5)"
+        )
+    setattr(method, _MARK, Mark(method.__name__, kind, weight))
     return method

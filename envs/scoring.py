@@ -4,51 +4,53 @@ A rollout's reward is the weighted sum of its `@reward` methods plus its turns' 
 within the environment's `reward_bounds`, else the rollout fails: a wrong number never reaches the trainer.
 """
 
-import math
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec.structs import replace
 
+from moonmill.blame import blaming
 from moonmill.envs.base import MultiTurnEnv
+from moonmill.envs.calls import settled
+from moonmill.envs.returned import UNBOUNDED, as_number
 from moonmill.errors import EnvCodeError
 from moonmill.types import Rollout, Status, StopReason
 
-Guarded = Callable[..., Awaitable[Any]]
-"""Calls the author's code where it belongs: what is being called, the method, its arguments."""
 
-
-async def score(env: MultiTurnEnv, env_id: str, rollout: Rollout, guarded: Guarded) -> Rollout:
-    """`rollout` with rewards, metrics and reward filled in; `failed` where a value cannot be used."""
+def score(env: MultiTurnEnv, env_id: str, rollout: Rollout) -> Rollout:
+    """`rollout` with rewards, metrics and reward filled in; `failed`, with what there is, where a value is unusable."""
     rewards: dict[str, float] = {}
     metrics: dict[str, float] = {}
-    total: float | None = 0.0
+    unscored: list[str] = []
+    total = sum(rollout.turn_rewards)
     try:
-        for turn, value in enumerate(rollout.turn_rewards):
-            checked(value, f"the reward of turn {turn}", env_id, env.reward_bounds)
-        for mark in env._marks:
+        for mark in env._moonmill_class.marks:
             if mark.kind == "stop":
                 continue
             what = f"the {mark.kind} {mark.method!r}"
-            value = await guarded(what, getattr(env, mark.method), rollout)
+            value = _ask(env, env_id, what, mark.method, rollout)
             if mark.kind == "metric":
-                metrics[mark.method] = checked(value, what, env_id, (-math.inf, math.inf))
+                if value is not None:
+                    metrics[mark.method] = as_number(f"{env_id}: {what}", value, UNBOUNDED)
             elif value is None:
-                total = None
+                unscored.append(f"{what} returned None")
             else:
-                rewards[mark.method] = checked(value, what, env_id, env.reward_bounds)
-                total = None if total is None else total + mark.weight * rewards[mark.method]
+                rewards[mark.method] = as_number(f"{env_id}: {what}", value, env.reward_bounds)
+                total += mark.weight * rewards[mark.method]
+        total = as_number(f"{env_id}: the sum of its rewards", total, UNBOUNDED)
     except EnvCodeError as e:
-        return replace(rollout, status=Status.FAILED, stop_reason=StopReason.SCORING_ERROR, error=str(e))
-    reward = None if total is None else total + sum(rollout.turn_rewards)
-    error = rollout.error if reward is not None else "a reward method returned None"
-    return replace(rollout, reward=reward, rewards=rewards, metrics=metrics, error=error)
+        return replace(
+            rollout,
+            status=Status.FAILED,
+            stop_reason=StopReason.SCORING_ERROR,
+            rewards=rewards,
+            metrics=metrics,
+            error=str(e),
+        )
+    if unscored:
+        return replace(rollout, rewards=rewards, metrics=metrics, error=f"{env_id}: {', '.join(unscored)}")
+    return replace(rollout, reward=total, rewards=rewards, metrics=metrics)
 
 
-def checked(value: Any, what: str, env_id: str, bounds: tuple[float, float]) -> float:
-    """`value` as a float. Raises `EnvCodeError` where it is not a finite number within `bounds`."""
-    low, high = bounds
-    if isinstance(value, bool | int | float) and math.isfinite(value) and low <= value <= high:
-        return float(value)
-    limits = "" if math.isinf(high) else f" within [{low:g}, {high:g}] (reward_bounds)"
-    raise EnvCodeError(f"{env_id}: {what} returned {value!r:.100}; it must be a finite number{limits}")
+def _ask(env: MultiTurnEnv, env_id: str, what: str, method: str, rollout: Rollout) -> Any:
+    with blaming(env_id, what):
+        return settled(env, getattr(env, method)(rollout))

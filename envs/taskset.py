@@ -2,13 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from msgspec.structs import replace
-
+from moonmill.blame import blaming
 from moonmill.envs.base import MultiTurnEnv
-from moonmill.errors import ConfigError
-from moonmill.seeding import derive_seed
+from moonmill.envs.tasks import numbered
 from moonmill.types import Task
 
 _KEPT = 1024
@@ -29,44 +26,40 @@ class Taskset:
     def __init__(self, factory: Callable[[], MultiTurnEnv], split: str, seed: int) -> None:
         self.split = split
         self.seed = seed
-        self._env = factory()
-        self._env.taskset_seed = seed
+        self._factory = factory
         self._lock = threading.Lock()
-        self._tasks: Iterator[Task] = iter(())
-        self._next = 0
-        self._kept: dict[int, Task] = {}
+        self._rewind()
 
     def task(self, index: int) -> Task:
         """Task number `index`, from 0. Author's code runs here, and may block.
 
         Raises:
-            ConfigError: the split has no tasks, or yields something else.
+            ConfigError: the split has no tasks.
+            EnvCodeError: the author's code raised, or yielded something else.
         """
+        if index < 0:
+            raise IndexError(f"there is no task {index}: they are counted from 0")
         with self._lock:
             if index not in self._kept:
-                if index < self._next or self._next == 0:
-                    self._next, self._tasks = 0, self._endless()
-                while self._next <= index:
-                    self._kept[self._next] = self._complete(next(self._tasks), self._next)
-                    self._next += 1
-                    self._kept.pop(self._next - _KEPT - 1, None)
+                if index < self._next:
+                    self._rewind()
+                self._advance_to(index)
             return self._kept[index]
 
-    def _endless(self) -> Iterator[Task]:
-        while True:
-            empty = True
-            for task in self._env.tasks(self.split):
-                empty = False
-                yield task
-            if empty:
-                raise ConfigError(f"{type(self._env).__name__} has no tasks in the split {self.split!r}")
+    def _advance_to(self, index: int) -> None:
+        try:
+            while self._next <= index:
+                self._kept[self._next] = next(self._tasks)
+                self._next += 1
+                self._kept.pop(self._next - _KEPT - 1, None)
+        except BaseException:
+            self._rewind()  # A generator that has raised is at its end.
+            raise
 
-    def _complete(self, task: Any, index: int) -> Task:
-        if not isinstance(task, Task):
-            raise ConfigError(f"{type(self._env).__name__}.tasks yielded {task!r:.200}, but should yield a Task")
-        return replace(
-            task,
-            id=task.id or f"{self.split}-{index}",
-            split=task.split or self.split,
-            seed=task.seed or derive_seed(self.seed, self.split, index),
-        )
+    def _rewind(self) -> None:
+        with blaming("the environment", "its constructor"):
+            env = self._factory()  # A new one each time: what a generator leaves in `self` must not change the tasks.
+        env.taskset_seed = self.seed
+        self._tasks: Iterator[Task] = numbered(env, self.split)
+        self._next = 0
+        self._kept: dict[int, Task] = {}

@@ -7,8 +7,10 @@ silently, so `"3"` is no number.
 
 import copy
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Annotated, Any, TypeVar, overload
 
 import msgspec
@@ -19,7 +21,10 @@ from moonmill.errors import ToolDefinitionError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__moonmill_tool__"
-_REFUSED_KINDS = {
+_IMMUTABLE = (str, int, float, bool, type(None), Enum)
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SELF_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_REFUSED_KINDS: dict[Any, str] = {
     inspect.Parameter.POSITIONAL_ONLY: "is positional-only, and a model names its arguments: remove the `/`",
     inspect.Parameter.VAR_POSITIONAL: "takes any number of values, which a schema cannot say: use a `list[...]`",
     inspect.Parameter.VAR_KEYWORD: "takes any names, which a schema cannot say: use a `dict[str, ...]`",
@@ -42,6 +47,10 @@ class ToolArgumentsError(Exception):
     """The model's arguments do not fit the tool; the text is for the model."""
 
 
+class UnknownToolError(ToolArgumentsError):
+    """The model called a tool that is not there."""
+
+
 class Tool(Struct, frozen=True):
     """A method of an environment, with what is needed to call it safely."""
 
@@ -59,17 +68,22 @@ class Tool(Struct, frozen=True):
         value: Any = arguments
         for _ in range(2):  # Models wrap the object into a string of its own, but never twice.
             if isinstance(value, str):
-                try:
-                    value = msgspec.json.decode(value)
-                except msgspec.MsgspecError as e:
-                    raise ToolArgumentsError(self._complaint(f"they are not JSON ({e})")) from e
+                value = self._decoded(value)
         if not isinstance(value, Mapping):
             raise ToolArgumentsError(self._complaint(f"they are not a JSON object but {type(value).__name__}"))
         try:
-            parsed = msgspec.convert(dict(value), self.arguments)
+            parsed = msgspec.convert(dict(value), self.arguments, str_keys=True)
         except msgspec.MsgspecError as e:
-            raise ToolArgumentsError(self._complaint(str(e).replace("Object", "the object").replace("$.", ""))) from e
+            raise ToolArgumentsError(self._complaint(_in_words(str(e)))) from e
         return {field: getattr(parsed, field) for field in self.arguments.__struct_fields__}
+
+    def _decoded(self, text: str) -> Any:
+        if not text.strip():
+            return {}  # How some models call a tool without arguments.
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as e:
+            raise ToolArgumentsError(self._complaint(f"they are not JSON ({e})")) from e
 
     def _complaint(self, problem: str) -> str:
         properties = self.spec.parameters.get("properties", {})
@@ -96,6 +110,10 @@ def tool(
     """
 
     def mark(method: Callable[..., Any]) -> Callable[..., Any]:
+        if not inspect.isfunction(method):
+            raise ToolDefinitionError(
+                f"@tool stands above a method with `self`, not above {method!r:.100}; a name is written @tool(name=...)"
+            )
         setattr(method, _MARK, (name, description))
         return method
 
@@ -109,36 +127,58 @@ def collect_tools(owner: type) -> dict[str, Tool]:
         ToolDefinitionError: a signature cannot be expressed, or two tools share a name.
     """
     tools: dict[str, Tool] = {}
-    names = dict.fromkeys(name for cls in reversed(owner.__mro__) for name in vars(cls))
-    for attribute in names:
+    scope = {name: value for cls in reversed(owner.__mro__) for name, value in vars(cls).items()}
+    for attribute in scope:
         method = getattr(owner, attribute, None)
         if callable(method) and hasattr(method, _MARK):
-            built = _build(owner, attribute, method)
+            built = _build(owner, attribute, method, scope)
             if built.spec.name in tools:
                 raise ToolDefinitionError(f"{owner.__name__} has two tools named {built.spec.name!r}: rename one")
             tools[built.spec.name] = built
     return tools
 
 
-def _build(owner: type, attribute: str, method: Callable[..., Any]) -> Tool:
+def _build(owner: type, attribute: str, method: Callable[..., Any], scope: Mapping[str, Any]) -> Tool:
     where = f"{owner.__name__}.{attribute}"
     name, description = getattr(method, _MARK)
+    name = name or attribute
+    if not _NAME.fullmatch(name):
+        raise ToolDefinitionError(
+            f"{where}: {name!r} is no name for a tool: chat APIs take up to 64 letters, digits, `_` and `-`; give it "
+            "one with @tool(name=...)"
+        )
     docs = parse_docstring(method.__doc__ or "")
     try:
-        hints = typing.get_type_hints(method, localns=dict(vars(owner)), include_extras=True)
-    except NameError as e:
-        raise ToolDefinitionError(f"{where}: a type in its signature cannot be found: {e}") from e
-    fields = [_field(where, p, hints, docs.args) for p in list(inspect.signature(method).parameters.values())[1:]]
+        hints = typing.get_type_hints(method, localns=dict(scope), include_extras=True)
+    except Exception as e:  # Whatever evaluating an annotation raises.
+        raise ToolDefinitionError(
+            f"{where}: a type in its signature cannot be found: {e}. Define it above the class, at the top level of "
+            "its module"
+        ) from e
     try:
+        fields = [_field(where, p, hints, docs.args) for p in _parameters(where, owner, attribute)]
         arguments = msgspec.defstruct(attribute, fields, kw_only=True, forbid_unknown_fields=True)
         schema = _schema(arguments)
-    except (TypeError, ValueError) as e:
+    except ToolDefinitionError:
+        raise
+    except (TypeError, ValueError, RuntimeError, NameError) as e:
         raise ToolDefinitionError(
-            f"{where}: its parameters cannot be described as JSON: {e}. Use str, int, float, bool, Literal, Enum, list, "
-            "dict, Optional, dataclasses or msgspec.Struct"
+            f"{where}: its parameters cannot be described as JSON: {e}. Use str, int, float, bool, Literal, Enum, "
+            "list, dict, Optional, dataclasses or msgspec.Struct"
         ) from e
-    spec = ToolSpec(name or attribute, description or docs.summary, schema)
+    spec = ToolSpec(name, description or docs.summary, schema)
     return Tool(spec, attribute, inspect.iscoroutinefunction(method), arguments)
+
+
+def _parameters(where: str, owner: type, attribute: str) -> list[inspect.Parameter]:
+    """What the model gives: all but `self`."""
+    method = inspect.getattr_static(owner, attribute)
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        raise ToolDefinitionError(f"{where}: a tool returns its result once: use `return`, not `yield`")
+    parameters = list(inspect.signature(method).parameters.values()) if inspect.isfunction(method) else []
+    if not parameters or parameters[0].kind not in _SELF_KINDS:
+        raise ToolDefinitionError(f"{where}: a tool is a method of its environment: its first parameter is `self`")
+    return parameters[1:]
 
 
 def _field(where: str, parameter: inspect.Parameter, hints: Mapping[str, Any], docs: Mapping[str, str]) -> Any:
@@ -147,41 +187,57 @@ def _field(where: str, parameter: inspect.Parameter, hints: Mapping[str, Any], d
         raise ToolDefinitionError(f"{where}: the parameter {name!r} {problem}")
     if name not in hints:
         raise ToolDefinitionError(f"{where}: the parameter {name!r} has no type: annotate it, as in `{name}: str`")
-    type_ = Annotated[hints[name], Meta(description=docs[name])] if name in docs else hints[name]
+    type_: Any = Annotated[hints[name], Meta(description=docs[name])] if name in docs else hints[name]
     if parameter.default is inspect.Parameter.empty:
         return name, type_
-    if isinstance(parameter.default, list | dict | set):
-        return name, type_, msgspec.field(default_factory=lambda: copy.deepcopy(parameter.default))
-    return name, type_, parameter.default
+    default = parameter.default
+    if isinstance(default, _IMMUTABLE):
+        return name, type_, default
+    # A copy for each call: what a tool puts into it must not be found by the next.
+    shown: Any = Annotated[type_, Meta(extra_json_schema={"default": msgspec.to_builtins(default, str_keys=True)})]
+    return name, shown, msgspec.field(default_factory=lambda: copy.deepcopy(default))
 
 
 def _schema(arguments: type[Struct]) -> dict[str, Any]:
     """A schema of one piece: definitions stand where they are used, unless they contain themselves."""
-    _, definitions = msgspec.json.schema_components((arguments,), ref_template="#/$defs/{name}")
-    root = definitions.pop(arguments.__name__)
-    root.pop("title", None)
-    kept: set[str] = set()
-    schema = _inline(root, definitions, (), kept)
-    assert isinstance(schema, dict)
-    if kept:
-        schema["$defs"] = {name: definitions[name] for name in definitions}
-    return schema
+    (found,), definitions = msgspec.json.schema_components((arguments,), ref_template="#/$defs/{name}")
+    root = definitions.pop(_referred(found))
+    kept: dict[str, Any] = {}
+    schema: dict[str, Any] = _inline(_untitled(root), definitions, (), kept)
+    return {**schema, "$defs": kept} if kept else schema
 
 
-def _inline(node: Any, definitions: Mapping[str, Any], inside: tuple[str, ...], kept: set[str]) -> Any:
+def _inline(node: Any, definitions: Mapping[str, Any], inside: tuple[str, ...], kept: dict[str, Any]) -> Any:
     if isinstance(node, list):
         return [_inline(item, definitions, inside, kept) for item in node]
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
-        name = node["$ref"].rpartition("/")[2]
+        name = _referred(node)
         if name in inside:
-            kept.add(name)
+            if name not in kept:
+                kept[name] = None  # Known from here on, so that its own body can refer to it.
+                kept[name] = _untitled(_inline(definitions[name], definitions, (name,), kept))
             return node
         rest = {k: v for k, v in node.items() if k != "$ref"}
         target = _inline(definitions[name], definitions, (*inside, name), kept)
-        return {**{k: v for k, v in target.items() if k != "title"}, **rest}
+        return {**_untitled(target), **rest}
     return {key: _inline(value, definitions, inside, kept) for key, value in node.items()}
+
+
+def _referred(node: Mapping[str, Any]) -> str:
+    return str(node["$ref"]).rpartition("/")[2]
+
+
+def _untitled(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key != "title"}
+
+
+def _in_words(problem: str) -> str:
+    """What msgspec says of arguments, in the words of a function's caller."""
+    problem = re.sub(r"^Object missing required field (`.*?`)", r"\1 is missing", problem)
+    problem = re.sub(r"^Object contains unknown field (`.*?`)", r"\1 is unknown", problem)
+    return re.sub(r" - at `\$\.?([^`]+)`$", r" - at `\1`", problem)
 
 
 def _type_name(schema: Mapping[str, Any]) -> str:

@@ -33,6 +33,10 @@ class EnvCodeError(MoonmillError):
     """An environment's own code raised outside a tool, or returned what it must not."""
 
 
+class RewardError(EnvCodeError):
+    """A reward or metric that is not a finite number, or is out of the environment's bounds."""
+
+
 class EngineError(MoonmillError):
     """The engine could not be started, reached, or would not answer."""
 

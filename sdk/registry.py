@@ -10,7 +10,8 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from moonmill.errors import ConfigError, RegistryError
+from moonmill.blame import blaming, place_of
+from moonmill.errors import ConfigError, EnvCodeError, RegistryError
 
 if TYPE_CHECKING:
     from moonmill.envs import MultiTurnEnv
@@ -44,7 +46,7 @@ _registered: dict[str, EnvSpec] = {
 
 
 def register(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) -> None:
-    """Give an environment a name.
+    """Give an environment a name. Giving it again is no error, so that a notebook's cell can be run twice.
 
     Args:
         id: `name-v0`; the number grows when results can no longer be compared.
@@ -58,22 +60,21 @@ def register(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) -> N
         raise RegistryError(
             f"the environment id {id!r} should look like `name-v0`: letters, digits, `-`, `_`, a version"
         )
-    spec = EnvSpec(id, entry_point, kwargs)
-    if _registered.get(id, spec) != spec:
-        raise RegistryError(f"the environment id {id!r} is taken by {_registered[id].entry_point}: choose another")
-    _registered[id] = spec
+    there = _registered.get(id)
+    if there is not None and _name(there.entry_point) != _name(entry_point):
+        raise RegistryError(f"the environment id {id!r} is taken by {_name(there.entry_point)}: choose another")
+    _registered[id] = EnvSpec(id, entry_point, kwargs)
 
 
 def list_envs() -> tuple[EnvSpec, ...]:
     """Every environment that has a name, in their order."""
-    for name in sorted(_plugins()):
-        _load_plugin(name)
-    return tuple(_registered[id] for id in sorted(_registered))
+    _load_plugins()
+    return tuple(spec for _, spec in sorted(_registered.items()))
 
 
 def plugin_errors() -> dict[str, str]:
     """Plugins that could not be loaded, and why."""
-    return dict(_broken)
+    return dict(_load_plugins())
 
 
 def spec(id: str) -> EnvSpec:
@@ -85,11 +86,11 @@ def spec(id: str) -> EnvSpec:
     if id not in _registered:
         if ":" in id:
             return EnvSpec(id, id)
-        list_envs()
+        _load_plugins()
     if id not in _registered:
         near = difflib.get_close_matches(id, _registered, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(sorted(_registered))}."
-        broken = "".join(f" The plugin {name} could not be loaded: {why}." for name, why in _broken.items())
+        broken = "".join(f" The plugin {name} could not be loaded: {why}." for name, why in plugin_errors().items())
         raise RegistryError(
             f"there is no environment {id!r}: {hint} An environment of your own is named by its place, as in "
             f"`my_env.py:MyEnv`.{broken}"
@@ -107,13 +108,17 @@ def make(id: str, **kwargs: Any) -> "MultiTurnEnv":
     Raises:
         RegistryError: there is no such environment.
         ConfigError: its constructor does not take these arguments.
+        EnvCodeError: its constructor raised, or it is no environment.
     """
     found = spec(id)
     entry_point = found.entry_point
     factory = _resolve(entry_point) if isinstance(entry_point, str) else entry_point
     arguments = {**found.kwargs, **kwargs}
     _check_arguments(id, factory, arguments)
-    env: MultiTurnEnv = factory(**arguments)
+    with blaming(id, "its constructor"):
+        env: MultiTurnEnv = factory(**arguments)
+    if not hasattr(env, "tool_specs"):  # Not isinstance: it would import environments into what only lists them.
+        raise EnvCodeError(f"{id} is no environment, but makes {env!r:.200}")
     return env
 
 
@@ -140,7 +145,7 @@ def _signature(factory: Callable[..., Any]) -> inspect.Signature:
 @cache
 def _resolve(place: str) -> Callable[..., Any]:
     module_name, _, attribute = place.rpartition(":")
-    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
+    module = _load_file(Path(module_name).resolve()) if module_name.endswith(".py") else _load_module(module_name)
     found = getattr(module, attribute, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
@@ -152,45 +157,59 @@ def _resolve(place: str) -> Callable[..., Any]:
 
 
 def _load_module(name: str) -> ModuleType:
-    try:
+    with _importing(f"the environment's module {name!r}"):
         return importlib.import_module(name)
-    except ImportError as e:
-        raise RegistryError(f"the environment's module {name!r} cannot be imported: {e}") from e
 
 
+@cache
 def _load_file(path: Path) -> ModuleType:
+    """The module of a file. It is run once, however many environments of it are made."""
     if not path.is_file():
-        raise RegistryError(f"there is no environment file {path} (looked for at {path.resolve()})")
-    name = f"moonmill_env_{path.stem}"
-    module_spec = importlib.util.spec_from_file_location(name, path.resolve())
+        raise RegistryError(f"there is no environment file {path}")
+    name = f"moonmill_env_{path.stem}_{abs(hash(path)):x}"
+    module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module  # Type hints are looked up there while the class is made.
     try:
-        module_spec.loader.exec_module(module)
+        with _importing(f"the environment file {path}"):
+            module_spec.loader.exec_module(module)
     except RegistryError:
-        raise
-    except Exception as e:
         del sys.modules[name]
-        raise RegistryError(f"the environment file {path} cannot be imported: {type(e).__name__}: {e}") from e
+        raise
     return module
 
 
-_broken: dict[str, str] = {}
-
-
-@cache
-def _plugins() -> dict[str, Any]:
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-
-
-@cache
-def _load_plugin(name: str) -> None:
-    """Import a plugin, which registers its environments: the module itself does, or the function that is named."""
+@contextmanager
+def _importing(what: str) -> Iterator[None]:
+    """An author's module may raise anything: say what, and where."""
     try:
-        loaded = _plugins()[name].load()
-        if callable(loaded):
-            loaded()
-    except Exception as e:
-        _broken[name] = f"{type(e).__name__}: {e}"
+        yield
+    except (Exception, SystemExit) as e:
+        place = "" if isinstance(e, SyntaxError | ImportError) else f" ({place_of(e)})"
+        raise RegistryError(f"{what} cannot be imported: {type(e).__name__}: {e}{place}") from e
+
+
+def _name(entry_point: str | Callable[..., Any]) -> str:
+    if isinstance(entry_point, str):
+        return entry_point
+    return f"{entry_point.__module__}:{getattr(entry_point, '__qualname__', repr(entry_point))}"
+
+
+@cache
+def _load_plugins() -> dict[str, str]:
+    """Import the plugins, once; a plugin's module registers its environments, or the function it names does.
+
+    Returns:
+        Why a plugin could not be loaded, by its name.
+    """
+    broken: dict[str, str] = {}
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
+        try:
+            loaded = point.load()
+            if callable(loaded):
+                loaded()
+        except (Exception, SystemExit) as e:
+            broken[point.name] = f"{type(e).__name__}: {e} ({place_of(e)})"
+    return broken

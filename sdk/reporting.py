@@ -70,6 +70,8 @@ class EvalResult(Struct, frozen=True):
     tool_error_share: float = 0.0
     """Share of the rollouts in which a tool call failed."""
     failed: int = 0
+    tool_faults: tuple[ToolFault, ...] = ()
+    """Exceptions and wrong calls in tools, summed by tool and kind."""
 
 
 class StalenessSummary(Struct, frozen=True):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils import is_flash_attn_2_available
 
 from moonmill.errors import ConfigError
@@ -26,6 +26,8 @@ PACKED = "moonmill_packed"
 FLASH = "flash_attention_2"
 _WIDEST = 1.5
 """Longest by shortest rollout in one kernel call."""
+_MIXING = 1e-3
+"""Share of the largest logit. Rounding stays far below; a rollout that sees its neighbour goes far above."""
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """What some models hand to their attention and this one cannot do."""
 
@@ -125,6 +127,34 @@ def choose_implementation(device: torch.device, dtype: torch.dtype) -> str:
     if device.type == "cuda" and dtype is not torch.float32 and is_flash_attn_2_available():
         return FLASH
     return PACKED
+
+
+@torch.no_grad()
+def refuse_mixing(model: PreTrainedModel) -> None:
+    """Make sure that rollouts in one row do not see each other in this model: what layers other than attention carry
+    from token to token (linear attention, state spaces, convolutions) runs on from one rollout into the next.
+
+    Raises:
+        ConfigError: they do.
+    """
+    name = type(model).__name__
+    if "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ()):
+        raise ConfigError(f"model.path: {name} attends in chunks, which the learner cannot do")
+    plan = PackedPlan(torch.tensor([0, 3, 6], dtype=torch.int32, device=model.device))
+    logits = [
+        model(
+            input_ids=torch.tensor([[*first, 1, 2, 3]], device=model.device),
+            position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device),
+            use_cache=False,
+            **plan.kwargs(model.config._attn_implementation),
+        ).logits[0, 3:]
+        for first in ((1, 2, 3), (3, 1, 1))
+    ]
+    if (logits[0] - logits[1]).abs().max() > _MIXING * logits[0].abs().max():
+        raise ConfigError(
+            f"model.path: {name} has layers that carry more than attention does from token to token, so that rollouts "
+            "in one row would see each other: the learner cannot train it"
+        )
 
 
 def _attend(

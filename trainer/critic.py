@@ -1,8 +1,8 @@
 """The critic: a value for every context an action token was drawn from.
 
 SAO, arXiv 2607.07508: the policy's backbone, starting from the policy's weights, with a value head; attention is
-frozen, the MLP (or MoE) projections and the head are trained. The paper does not speak of embeddings and norms: they
-are frozen too.
+frozen, the MLP (or MoE) projections and the head are trained. The paper does not speak of embeddings, norms and the
+routers of experts: they are frozen too.
 
 What always holds: the head starts at zero, so a critic that has learned nothing says 0, and advantages are returns.
 """
@@ -19,7 +19,8 @@ from moonmill.errors import ConfigError
 from moonmill.trainer.models import Packed
 
 _MLP = re.compile(r"mlp|moe|feed_?forward|ffn|expert", re.IGNORECASE)
-_ATTENTION = re.compile(r"attn|attention|deltanet|mamba|linear_attn|ssm", re.IGNORECASE)
+_OTHER = re.compile(r"attn|attention|deltanet|mamba|ssm|norm|router|\bgate\b", re.IGNORECASE)
+"""Attention of every kind, linear too; and what stands inside an MLP, or is named after one, but is no projection."""
 
 
 class Critic(nn.Module):
@@ -71,12 +72,14 @@ def explained_variance(values: Tensor, targets: Tensor) -> float:
 def _freeze_all_but_mlps(backbone: nn.Module) -> None:
     backbone.requires_grad_(False)
     found = False
-    for name, module in backbone.named_modules():
-        names = f"{name} {type(module).__name__}"
-        if _MLP.search(names) and not _ATTENTION.search(names):
-            for parameter in module.parameters():
-                parameter.requires_grad_(True)
-                found = True
+    for path, module in backbone.named_modules():
+        names = f"{path} {type(module).__name__}"
+        if not _MLP.search(names) or _OTHER.search(names):
+            continue
+        # Each module answers for its own parameters alone, so that a norm or a router inside an MLP stays frozen.
+        for parameter in module.parameters(recurse=False):
+            parameter.requires_grad_(True)
+            found = True
     if not found:
         raise ConfigError(
             f"algorithm.critic.freeze_attention: {type(backbone).__name__} has no MLP that can be told from its "

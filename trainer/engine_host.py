@@ -4,12 +4,12 @@ While it is down, requests wait in the client and go on from the tokens they hav
 version before it is used again.
 """
 
+import itertools
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -80,12 +80,13 @@ class EngineHost:
             if restarts == self._config.engine.max_restarts:
                 break
             await anyio.sleep(_BACKOFF_SECONDS * 2**restarts)
-            async with self._swap:
-                await self.server.restart()
-                for client in self._clients:
-                    client.set_base_url(self.server.base_url)
-                for version, path in self._weights.items():
-                    await self.client.load_version(version, path)
+            try:
+                async with self._swap:
+                    await self._restart()
+            except (EngineError, WorkerDiedError) as e:
+                self._note("restart_failed", error=str(e))
+                self.server.kill()
+                continue
             self._up.set()
             self._note("engine_restarted", pid=self.server.pid)
         raise WorkerDiedError(
@@ -100,22 +101,17 @@ class EngineHost:
             EngineError: the engine would not take it, also after a restart.
         """
         start = time.monotonic()
-        for attempt in range(1, _PUBLISH_ATTEMPTS + 1):
+        for attempt in itertools.count(1):
+            await self._wait_up()
             try:
                 with anyio.fail_after(self._config.engine.request_timeout):
-                    async with self._swap:
-                        await self.client.load_version(version, weights)
-                        self._weights[version] = weights
-                        value = await self.client.probe(self._probe_prompt, _PROBE, version)
-                        await self.client.use_version(version)
-                        await self._forget_old(version)
+                    value = await self._hand_over(version, weights)
                 break
             except (EngineError, TimeoutError) as e:
                 self._note("publish_failed", version=version, attempt=attempt, error=str(e))
                 if attempt == _PUBLISH_ATTEMPTS:
                     raise EngineError(f"the engine did not take version {version} in {attempt} attempts: {e}") from e
-                with anyio.move_on_after(self._config.engine.start_timeout):
-                    await self._up.wait()
+                await anyio.sleep(_BACKOFF_SECONDS * 2**attempt)  # Long enough to see that it has died, if it has.
         if value == self._probe_value and not self._warned:
             self._warned = True
             self._note(
@@ -125,6 +121,29 @@ class EngineHost:
             )
         self._probe_value = value
         self._note("version_published", version=version, seconds=time.monotonic() - start)
+
+    async def _hand_over(self, version: int, weights: Path) -> float:
+        """Load a version and use it; returns what it answers to the probe."""
+        async with self._swap:
+            await self.client.load_version(version, weights)
+            self._weights[version] = weights
+            value = await self.client.probe(self._probe_prompt, _PROBE, version)
+            await self.client.use_version(version)
+            await self._forget_old(version)
+            return value
+
+    async def _restart(self) -> None:
+        """Start the engine anew with the versions it had."""
+        await self.server.restart()
+        for client in self._clients:
+            client.set_base_url(self.server.base_url)
+        for version, path in self._weights.items():
+            await self.client.load_version(version, path)
+
+    async def _wait_up(self) -> None:
+        """Wait for an engine that is being restarted. How often that is tried is `supervise`'s affair."""
+        with anyio.move_on_after(self._config.engine.max_restarts * self._config.engine.start_timeout):
+            await self._up.wait()
 
     @asynccontextmanager
     async def pinned_client(self) -> AsyncIterator[InferenceClient]:
@@ -160,11 +179,20 @@ class EngineHost:
         # Interrupted requests have left a version as soon as the next is in use; requests that finish under theirs can
         # be as old as the staleness bound.
         keep = 1 if self._config.async_.on_new_version == "interrupt" else self._config.async_.max_staleness + 1
-        for version in [v for v in self._weights if v <= newest - keep and v not in self._pinned and v != newest]:
+        used = {newest, *self._pinned, *range(newest - keep + 1, newest)}
+        for version in [v for v in self._weights if v not in used]:
             await self.client.unload_version(version)
-            path = self._weights.pop(version)
-            if path.parent == self._scratch:
-                await anyio.to_thread.run_sync(partial(shutil.rmtree, path, ignore_errors=True))
+            del self._weights[version]
+        # Versions that were never handed over, because a newer one was there first, leave their weights as well.
+        await anyio.to_thread.run_sync(remove_weights, self._scratch, newest, used)
+
+
+def remove_weights(folder: Path, newest: int, used: Collection[int]) -> None:
+    """Delete the weights in `folder` of versions before `newest` that are not in `used`."""
+    for path in folder.glob("v[0-9]*"):
+        version = int(path.name[1:])
+        if version < newest and version not in used:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def engine_argv(config: Config) -> list[str]:

@@ -27,6 +27,7 @@ from moonmill.registry import make
 from moonmill.reporting import EvalResult, LevelResult, Reporter
 from moonmill.seeding import derive_seed
 from moonmill.trainer.engine_host import EngineHost
+from moonmill.trainer.summary import sum_faults
 from moonmill.types import Rollout, Status
 
 _Z95 = 1.959963984540054
@@ -125,6 +126,7 @@ def result_of(rollouts: Sequence[Rollout], label: str, version: int, temperature
         turns=fmean([r.turns for r in scored]),
         tool_error_share=fmean([bool(r.tool_faults) for r in scored]),
         failed=len(rollouts) - len(scored),
+        tool_faults=sum_faults(fault for r in rollouts for fault in r.tool_faults),
     )
 
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from moonmill.agents.engine.sampling import processed_logprobs
 from moonmill.config import ModelConfig
 from moonmill.errors import ConfigError
-from moonmill.trainer.attention import PackedPlan, choose_implementation
+from moonmill.trainer.attention import PackedPlan, choose_implementation, refuse_mixing
 from moonmill.trainer.packing import MicroBatch
 from moonmill.types import Sampling
 
@@ -51,9 +51,11 @@ def load_policy(config: ModelConfig) -> PreTrainedModel:
     """The model to train, in float32.
 
     Raises:
-        ConfigError: there is none, or it cannot be loaded.
+        ConfigError: there is none, it cannot be loaded, or its rollouts cannot be packed.
     """
     path = Path(config.path)
+    if not path.exists() and (config.path.startswith((".", "/", "~")) or config.path.count("/") != 1):
+        raise ConfigError(f"model.path: there is no folder {config.path}, and a hub id has the form owner/name")
     if path.exists() and not (path / "config.json").is_file():
         raise ConfigError(f"model.path: {path} is not a model folder: it has no config.json")
     try:
@@ -65,12 +67,15 @@ def load_policy(config: ModelConfig) -> PreTrainedModel:
             dtype=torch.float32,
             attn_implementation=implementation,
         )
-        return model.to(device).eval().requires_grad_(True)
+        model = model.to(device).eval().requires_grad_(True)
     except Exception as e:  # transformers, safetensors and torch raise whatever they like about a folder or a device
         reason = next(iter(str(e).strip().splitlines()), "")
         raise ConfigError(
             f"model.path: cannot load {config.path} on {config.device}: {type(e).__name__}: {reason}"
         ) from e
+    with precision(config):
+        refuse_mixing(model)
+    return model
 
 
 def implementation_of(model: PreTrainedModel) -> str:

@@ -94,7 +94,9 @@ class _Run:
         ledger.event("started", step=recovery.step, pending=len(recovery.pending))
         self.renderer = await anyio.to_thread.run_sync(load_renderer, config.model.path, config.model.renderer)
         taskset = Taskset(self.factory, "train", config.train.seed)
-        probe = self.renderer.prompt((await anyio.to_thread.run_sync(taskset.task, 0)).messages(), ())
+        prompt = self.renderer.prompt((await anyio.to_thread.run_sync(taskset.task, 0)).messages())
+        # What follows half a prompt is uncertain, so that other weights answer it with another number.
+        probe = prompt[: max(1, len(prompt) // 2)]
         self.reporter.phase("starting engine and learner")
         engine = EngineHost(config, self.run.logs / "engine.log", self._note, probe, self.run.weights)
         learner = LearnerHost(config, self.run, ledger, self._note)

@@ -1,6 +1,7 @@
 """A run in figures, read from its directory: also of one that goes on, or was killed."""
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
@@ -52,16 +53,23 @@ def summarize(path: Path) -> Summary:
 
 
 def _rollouts(run: RunDirectory) -> tuple[int, tuple[ToolFault, ...]]:
-    """How many have finished, and their tool faults summed by tool and kind."""
+    """How many have finished, and their tool faults."""
     finished = 0
-    faults: dict[tuple[str, str], ToolFault] = {}
+    faults: list[ToolFault] = []
     for rollout in read_jsonl(run.rollouts, Rollout):
         finished += 1
-        for fault in rollout.tool_faults:
-            before = faults.get((fault.tool, fault.kind))
-            count = fault.count + (before.count if before else 0)
-            faults[fault.tool, fault.kind] = msgspec.structs.replace(before or fault, count=count)
-    return finished, tuple(sorted(faults.values(), key=lambda f: -f.count))
+        faults = list(sum_faults([*faults, *rollout.tool_faults])) if rollout.tool_faults else faults
+    return finished, tuple(faults)
+
+
+def sum_faults(faults: Iterable[ToolFault]) -> tuple[ToolFault, ...]:
+    """One fault for each tool and kind, the most frequent first."""
+    total: dict[tuple[str, str], ToolFault] = {}
+    for fault in faults:
+        before = total.get((fault.tool, fault.kind))
+        count = fault.count + (before.count if before else 0)
+        total[fault.tool, fault.kind] = msgspec.structs.replace(before or fault, count=count)
+    return tuple(sorted(total.values(), key=lambda f: -f.count))
 
 
 def read_events(run: RunDirectory) -> tuple[str, tuple[EvalResult, ...]]:

@@ -2,6 +2,7 @@
 sense."""
 
 import itertools
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from moonmill.registry import make
 from moonmill.trainer.algorithms.presets import resolve
 
 _TASKS_LOOKED_AT = 16
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class Check(Struct, frozen=True):
@@ -39,10 +41,10 @@ def validate(config: Config) -> tuple[Check, ...]:
 
 
 def require_valid(config: Config) -> None:
-    """Raise `ConfigError` with everything `validate` finds wrong."""
-    wrong = [c for c in validate(config) if not c.ok]
+    """Raise `ConfigError` with everything `validate` finds wrong, each thing once."""
+    wrong = dict.fromkeys(c.detail for c in validate(config) if not c.ok)
     if wrong:
-        raise ConfigError("\n".join(c.detail for c in wrong))
+        raise ConfigError("\n".join(wrong))
 
 
 def _run(name: str, check: Callable[[], str]) -> Check:
@@ -76,17 +78,14 @@ def _asynchrony(config: Config) -> str:
 
 
 def _model(config: Config) -> str:
-    path = Path(config.model.path)
-    if not path.is_dir():
-        raise ConfigError(f"model.path: there is no folder {config.model.path}")
+    if not Path(config.model.path).is_dir() and not _HUB_ID.fullmatch(config.model.path):
+        raise ConfigError(f"model.path: there is no folder {config.model.path}, and it is no hub id (owner/name)")
     load_renderer(config.model.path, config.model.renderer)
     return config.model.path
 
 
 def _prompts(config: Config) -> str:
     """The first tasks of both splits leave room for an action."""
-    if not Path(config.model.path).is_dir():
-        return "not looked at: there is no model"
     env = _make(config)
     renderer = load_renderer(config.model.path, config.model.renderer)
     longest = 0
@@ -96,9 +95,9 @@ def _prompts(config: Config) -> str:
         tokens = len(renderer.prompt(task.messages(), env.tool_specs))
         if tokens >= config.model.max_length:
             raise ConfigError(
-                f"model.max_length: task {task.id} of {config.env.id} has a prompt of {tokens} tokens, but the "
-                f"context has {config.model.max_length} and an action needs room too: raise model.max_length or shorten "
-                "the task"
+                f"model.max_length: task {task.id} of {config.env.id} has a prompt of {tokens} tokens, but the context "
+                f"has {config.model.max_length}, and an action needs room too: raise model.max_length, or shorten the "
+                "task"
             )
         longest = max(longest, tokens)
     return f"up to {longest} of {config.model.max_length} tokens in the first {_TASKS_LOOKED_AT} tasks"

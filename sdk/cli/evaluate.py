@@ -50,10 +50,11 @@ def evaluate(
     """
     from moonmill.cli.output import console, print_json
     from moonmill.cli.progress import reporting
-    from moonmill.cli.tables import print_evals
+    from moonmill.cli.tables import print_evals, print_faults
 
     config = settings(target, model, overrides)
     from moonmill.trainer.evaluate import evaluate as run  # takes seconds: a bad config is told before
+    from moonmill.trainer.summary import sum_faults
 
     logs = Path(tempfile.mkdtemp(prefix="moonmill-eval-"))
     with reporting() as reporter:
@@ -70,6 +71,7 @@ def evaluate(
         print_json(results)
     else:
         print_evals(console(), results)
+        print_faults(console(), sum_faults(fault for result in results for fault in result.tool_faults))
 
 
 def settings(target: str, model: Path | None, overrides: tuple[str, ...]) -> "Config":

@@ -99,5 +99,8 @@ def _counts(by_reason: Mapping[str, int]) -> str:
 
 
 def _shorten(text: str) -> str:
+    """One line; what is too long loses its middle, for the end tells the place in the code."""
     line = " ".join(text.split())
-    return line if len(line) <= _EXAMPLE_WIDTH else f"{line[: _EXAMPLE_WIDTH - 1]}…"
+    if len(line) <= _EXAMPLE_WIDTH:
+        return line
+    return f"{line[: _EXAMPLE_WIDTH // 2]}…{line[1 - _EXAMPLE_WIDTH // 2 :]}"

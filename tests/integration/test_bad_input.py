@@ -1,4 +1,4 @@
-"""Ten commands with bad input: each says what is wrong, where, with the value and what to do, and shows no traceback."""
+"""Ten commands with bad input: each says what is wrong, where, with the value and what to do, without a traceback."""
 
 import socket
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_a_tool_that_raises_is_told_to_the_model_and_counted_for_the_author(
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     assert "ZeroDivisionError" in result.stdout
-    assert "bad.py:17" in result.stdout
+    assert "bad.py:15" in result.stdout
 
 
 def test_a_reward_of_nan_ends_the_run_with_the_name_of_the_reward(moonmill: Cli, config: Path, bad_env: Path) -> None:

@@ -1,7 +1,7 @@
 """A tiny policy, rollouts of it, and what a plain forward pass says of them."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -61,28 +61,27 @@ MakeConfig = Callable[..., Config]
 @pytest.fixture
 def make_config(model_path: Path) -> MakeConfig:
     """Configs of the tiny policy; SAO without value warm-up unless told otherwise."""
+    return partial(config_of, model_path)
 
-    def make(
-        *,
-        algorithm: AlgorithmConfig | None = None,
-        critic: CriticConfig | None = None,
-        advantage: GaeConfig | None = None,
-        sampling: Sampling = Sampling(),  # noqa: B008 - frozen
-        learner: LearnerConfig = LearnerConfig(batch_rollouts=8, lr=1e-3),  # noqa: B008 - frozen
-        model: Path | None = None,
-        keep: int = 2,
-    ) -> Config:
-        critic = critic or CriticConfig(lr=1e-3, warmup_steps=0)
-        return Config(
-            env=EnvConfig("test-v0"),
-            model=ModelConfig(str(model or model_path), max_length=128),
-            sampling=sampling,
-            algorithm=algorithm or AlgorithmConfig("sao", critic=critic, advantage=advantage),
-            learner=learner,
-            train=TrainConfig(seed=5, keep_checkpoints=keep),
-        )
 
-    return make
+def config_of(
+    model: Path,
+    *,
+    algorithm: AlgorithmConfig | None = None,
+    critic: CriticConfig | None = None,
+    advantage: GaeConfig | None = None,
+    sampling: Sampling | None = None,
+    learner: LearnerConfig | None = None,
+) -> Config:
+    critic = critic or CriticConfig(lr=1e-3, warmup_steps=0)
+    return Config(
+        env=EnvConfig("test-v0"),
+        model=ModelConfig(str(model), max_length=128),
+        sampling=sampling or Sampling(),
+        algorithm=algorithm or AlgorithmConfig("sao", critic=critic, advantage=advantage),
+        learner=learner or LearnerConfig(batch_rollouts=8, lr=1e-3),
+        train=TrainConfig(seed=5),
+    )
 
 
 def rollout(

@@ -92,6 +92,22 @@ def test_a_checkpoint_of_another_run_is_refused(make_config: MakeConfig, tmp_pat
         grpo.restore(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("file", ["policy/model.safetensors", "critic.safetensors", "optimizers.pt", "state.json"])
+@pytest.mark.parametrize("damage", ["cut", "garbled", "gone"])
+def test_a_damaged_checkpoint_is_an_error_that_says_so(make_config: MakeConfig, tmp_path: Path, file: str, damage: str):
+    learner = Learner(make_config())
+    path = learner.checkpoint(tmp_path)
+    content = (path / file).read_bytes()
+    if damage == "gone":
+        (path / file).unlink()
+    else:
+        (path / file).write_bytes(content[: len(content) // 2] if damage == "cut" else b"\x00" * len(content))
+    with pytest.raises(RunError, match=r"step-000000 is damaged, or no checkpoint of this run: .*Remove it"):
+        learner.restore(path)
+    with pytest.raises(RunError, match="restore a checkpoint"):
+        learner.checkpoint(tmp_path / "elsewhere")
+
+
 def fill(folder: Path) -> None:
     (folder / "state.json").write_text("{}")
 

@@ -13,7 +13,7 @@ from moonmill.config import AlgorithmConfig, CriticConfig, GaeConfig, GroupZscor
 from moonmill.errors import ConfigError, RunError
 from moonmill.trainer.learner import Learner
 from moonmill.types import Action, Rollout, Sampling
-from tests.trainer.conftest import MakeConfig, action, observation, plain_logprobs, rollout, sampled
+from tests.trainer.conftest import MakeConfig, action, config_of, observation, plain_logprobs, rollout, sampled
 
 GRPO = AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=4))
 Weights = dict[str, torch.Tensor]
@@ -25,6 +25,15 @@ def weights(learner: Learner) -> Weights:
 
 def difference(a: Weights, b: Weights) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def gradients(learner: Learner, rollouts: Sequence[Rollout]) -> tuple[Weights, dict[str, float]]:
+    """What a step accumulates for the policy, before anything is clipped, and its metrics."""
+    found: Weights = {}
+    for name, parameter in learner.policy.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: found.update({name: p.grad.clone()}))
+    metrics = learner.step(rollouts).metrics
+    return found, metrics
 
 
 def with_logprobs(rollouts: Sequence[Rollout], logprob: float) -> list[Rollout]:
@@ -70,23 +79,31 @@ def test_mismatch_is_measured_on_tokens_of_the_current_version_alone(make_config
 
 
 def test_the_gradient_is_that_of_the_loss_over_the_batchs_action_tokens(make_config: MakeConfig, model_path: Path):
-    """Two rollouts of a group, advantages ±√½, ratios 1: d/dθ of −Σ Â·logπ over all 5 action tokens."""
-    parts = [((1, 2), (3, 4)), ((5,), (6, 7, 8))]
+    """Two rollouts of a group, advantages ±√½, ratios 1: d/dθ of −Σ Â·logπ over all 5 action tokens.
+
+    The first has an observation between its actions, the second one at its end: they have no part in the loss.
+    """
+    parts = [(1, 2), (3,), (9, 10), (4,)], [(5,), (6, 7, 8), (11, 12)]
+    acted = [(2, 5), (1, 2, 3)]
     made = []
-    for index, (prompt, acted) in enumerate(parts):
-        logprobs = plain_logprobs(model_path, prompt + acted, Sampling())[-len(acted) :].tolist()
-        own = Action(acted, tuple(logprobs), (0,) * len(acted))
-        made.append(rollout(observation(*prompt), own, reward=float(index), id=str(index), group="g"))
+    for index, (rows, at) in enumerate(zip(parts, acted, strict=True)):
+        logprobs = [0.0, *plain_logprobs(model_path, [t for row in rows for t in row], Sampling()).tolist()]
+        own = iter([logprobs[i] for i in at])
+        segments = [
+            Action(row, tuple(next(own) for _ in row), (0,) * len(row)) if place % 2 else observation(*row)
+            for place, row in enumerate(rows)
+        ]
+        made.append(rollout(*segments, reward=float(index), id=str(index), group="g"))
     group = AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=2, epsilon=1e-12))
     config = make_config(algorithm=group, learner=LearnerConfig(batch_rollouts=2, lr=1e-9, max_grad_norm=1e9))
 
     reference = Learner(config).policy
     reference.set_attn_implementation("eager")
     loss = torch.zeros(())
-    for (prompt, acted), advantage in zip(parts, (-(0.5**0.5), 0.5**0.5), strict=True):
-        logits = reference(input_ids=torch.tensor([prompt + acted])).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(acted).unsqueeze(-1))
-        loss = loss - advantage * logprobs.sum() / 5
+    for rows, at, advantage in zip(parts, acted, (-(0.5**0.5), 0.5**0.5), strict=True):
+        tokens = torch.tensor([t for row in rows for t in row])
+        logprobs = reference(input_ids=tokens.unsqueeze(0)).logits[0].log_softmax(-1)
+        loss = loss - advantage * sum(logprobs[i - 1, tokens[i]] for i in at) / 5
     torch.autograd.backward(loss)
     norm = torch.stack([p.grad.norm() for p in reference.parameters()]).norm()
 
@@ -96,21 +113,23 @@ def test_the_gradient_is_that_of_the_loss_over_the_batchs_action_tokens(make_con
 
 
 @pytest.mark.parametrize("algorithm", [None, GRPO], ids=["sao", "grpo"])
-def test_how_a_batch_is_cut_does_not_change_the_update(
+def test_how_a_batch_is_cut_and_ordered_does_not_change_the_update(
     make_config: MakeConfig, model_path: Path, algorithm: AlgorithmConfig | None
 ):
     rollouts = sampled(model_path, 3, group_size=4)
     results = []
-    for budget in (10_000, 60, 1):
+    for budget, batch in ((10_000, rollouts), (60, rollouts), (1, rollouts), (10_000, rollouts[::-1])):
         learner_config = LearnerConfig(batch_rollouts=8, lr=1e-3, micro_batch_tokens=budget)
-        learner = Learner(make_config(algorithm=algorithm, learner=learner_config))
-        result = learner.step(rollouts)
-        results.append((result.metrics, weights(learner)))
-    cuts = [metrics["micro_batches"] for metrics, _ in results]
+        results.append(gradients(Learner(make_config(algorithm=algorithm, learner=learner_config)), batch))
+    cuts = [metrics["micro_batches"] for _, metrics in results]
     assert cuts[0] == 1 < cuts[1] < cuts[2] == 8
-    for metrics, updated in results[1:]:
-        assert metrics["grad_norm"] == pytest.approx(results[0][0]["grad_norm"], rel=1e-3)
-        assert difference(updated, results[0][1]) < 1e-4
+    expected, metrics = results[0]
+    assert max(float(g.abs().max()) for g in expected.values()) > 0.01
+    for got, other in results[1:]:
+        assert difference(got, expected) < 1e-5
+        assert other["policy_loss"] == pytest.approx(metrics["policy_loss"], abs=1e-5)
+        if algorithm is None:
+            assert other["critic_grad_norm"] == pytest.approx(metrics["critic_grad_norm"], rel=1e-4)
 
 
 def test_masked_tokens_stay_in_the_denominator(make_config: MakeConfig, model_path: Path):
@@ -263,6 +282,6 @@ def test_exported_weights_are_what_the_engine_loads(make_config: MakeConfig, mod
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
 
 
-def test_a_missing_model_is_a_config_error(make_config: MakeConfig, tmp_path: Path):
+def test_a_missing_model_is_a_config_error(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"has no config\.json"):
-        Learner(make_config(model=tmp_path))
+        Learner(config_of(tmp_path))

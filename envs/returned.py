@@ -1,0 +1,66 @@
+"""What an author's methods return, made regular: a text is an observation, a numpy scalar is a number, the rest is an
+error that says what was returned and what should be.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, SupportsFloat, SupportsIndex
+
+from moonmill.errors import EnvCodeError, RewardError
+from moonmill.types import Message
+
+UNBOUNDED = (-math.inf, math.inf)
+_FIVE = "(observation, reward, terminated, truncated, info)"
+_TWO = "(observation, info)"
+
+
+def unpacked(where: str, values: Any, count: int) -> Sequence[Any]:
+    """The values of `reset` (two) or `step` (five).
+
+    Raises:
+        EnvCodeError: they are not.
+    """
+    if isinstance(values, tuple | list) and len(values) == count:
+        return values
+    hint = "; an async method is awaited: `await super().step(action)`" if hasattr(values, "__await__") else ""
+    wanted = _TWO if count == 2 else _FIVE
+    raise EnvCodeError(f"{where} returned {values!r:.200}, but should return {wanted}{hint}")
+
+
+def as_observation(where: str, observation: Any) -> tuple[Message, ...]:
+    """New messages for the model, from a text, a message, several, or None.
+
+    Raises:
+        EnvCodeError: it is something else.
+    """
+    if isinstance(observation, tuple | list) and all(isinstance(m, Message) for m in observation):
+        return tuple(observation)
+    if isinstance(observation, Message):
+        return (observation,)
+    if observation is None or observation == "":
+        return ()
+    if isinstance(observation, str):
+        return (Message("user", observation),)
+    raise EnvCodeError(
+        f"{where} returned the observation {observation!r:.200}, but an observation is a text, a Message, a sequence "
+        "of Messages or None"
+    )
+
+
+def as_number(what: str, value: Any, bounds: tuple[float, float]) -> float:
+    """A finite number within `bounds`.
+
+    Raises:
+        RewardError: it is not.
+    """
+    low, high = bounds
+    number = math.nan
+    if isinstance(value, int | float | SupportsFloat | SupportsIndex):
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+    if math.isfinite(number) and low <= number <= high:
+        return number
+    limits = "" if math.isinf(low) and math.isinf(high) else f" within [{low:g}, {high:g}] (reward_bounds)"
+    raise RewardError(f"{what} returned {value!r:.100}; it must be a finite number{limits}")

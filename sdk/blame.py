@@ -1,0 +1,49 @@
+"""Whose fault an exception is, and where it comes from: for errors about code that is not ours."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from moonmill.errors import EnvCodeError, MoonmillError
+
+
+def place_of(error: BaseException) -> str:
+    """`file:line` of the line to look at: the deepest one in the author's file, and where that called into."""
+    frames = [(frame, f"{frame.f_code.co_filename}:{line}") for frame, line in traceback.walk_tb(error.__traceback__)]
+    if not frames:
+        return "unknown place"
+    deepest = frames[-1][1]
+    theirs = [(frame.f_code.co_filename, place) for frame, place in frames if not _is_ours(frame)]
+    if not theirs:
+        return deepest
+    line = [place for file, place in theirs if file == theirs[0][0]][-1]
+    return line if line == deepest else f"{line}, raised in {deepest}"
+
+
+def own_error(error: BaseException) -> MoonmillError | None:
+    """The error of ours that `error` is, or that it holds if it is a group."""
+    if isinstance(error, MoonmillError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for inner in error.exceptions if (found := own_error(inner))), None)
+    return None
+
+
+@contextmanager
+def blaming(env: str, where: str) -> Iterator[None]:
+    """What is raised inside comes out as `EnvCodeError`, with its place. Errors of ours pass through."""
+    try:
+        yield
+    except (Exception, SystemExit) as e:
+        ours = own_error(e)
+        if ours is e:
+            raise
+        if ours is not None:
+            raise ours from e
+        raise EnvCodeError(f"{env}: {where} raised {type(e).__name__}: {e} ({place_of(e)})") from e
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.startswith("moonmill.") and not name.startswith("moonmill.envs.library.")

@@ -1,0 +1,170 @@
+"""The learner's parts on the families of models they are meant for: tiny ones, made at random."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+
+from moonmill.config import CriticConfig, ModelConfig
+from moonmill.errors import ConfigError
+from moonmill.trainer.attention import PACKED, refuse_mixing
+from moonmill.trainer.critic import Critic
+from moonmill.trainer.models import Packed, action_logprobs, load_policy
+from moonmill.trainer.packing import pack
+from moonmill.types import Rollout, Sampling
+from tests.trainer.conftest import VOCAB, action, observation, rollout
+
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+GLU = {"mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"}
+EXPERTS = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], set[str]]] = {
+    "llama": (lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)), GLU),
+    "qwen3": (lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8)), GLU),
+    # Layers that look back no further than 4 tokens, and norms that are named after the feed-forward part.
+    "gemma3": (
+        lambda: Gemma3ForCausalLM(
+            Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=4, layer_types=["sliding_attention", "full_attention"])
+        ),
+        GLU,
+    ),
+    # Experts, with a router beside them.
+    "mixtral": (lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=4)), EXPERTS),
+}
+
+
+@pytest.fixture(params=list(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def policy(family: str) -> PreTrainedModel:
+    torch.manual_seed(11)
+    return FAMILIES[family][0]().eval()
+
+
+def turns() -> list[Rollout]:
+    """Rollouts of two turns and 5 to 40 tokens."""
+    draw = torch.Generator().manual_seed(2)
+    made = []
+    for size in (1, 2, 3, 4, 7, 10):
+        parts = torch.randint(1, VOCAB, (4, size), generator=draw).tolist()
+        prompt, first, answer, second = parts
+        made.append(rollout(observation(1, *prompt), action(*first), observation(*answer), action(*second)))
+    return made
+
+
+def packed(rollouts: list[Rollout]) -> Packed:
+    (batch,) = pack(rollouts, 10_000)
+    return Packed(batch, PACKED, torch.device("cpu"))
+
+
+def with_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
+    model.set_attn_implementation(implementation)
+    return model
+
+
+def test_packed_log_probabilities_are_those_of_each_rollout_alone(policy: PreTrainedModel):
+    rollouts = turns()
+    alone = []
+    with torch.no_grad():
+        for r in rollouts:
+            tokens = [t for s in r.segments for t in s.tokens]
+            logits = with_attention(policy, "eager")(input_ids=torch.tensor([tokens])).logits[0]
+            size = len(r.actions[0].tokens)
+            at = [*range(size, 2 * size), *range(3 * size, 4 * size)]
+            alone.append(logits[at].log_softmax(-1))
+        together = action_logprobs(with_attention(policy, PACKED), packed(rollouts), Sampling())
+    assert float((together - torch.cat(alone)).abs().max()) < 1e-5
+
+
+def test_the_critic_trains_the_projections_of_mlps_and_its_head_and_nothing_else(policy: PreTrainedModel, family: str):
+    critic = Critic(with_attention(policy, PACKED), CriticConfig())
+    torch.nn.init.normal_(critic.head.weight)
+    values, ends = critic(packed(turns()))
+    torch.autograd.backward(values.square().sum() + ends.square().sum())
+    reached = {name for name, p in critic.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    expected = {f"backbone.layers.{layer}.{name}" for layer in range(2) for name in FAMILIES[family][1]}
+    assert reached == expected | {"head.weight", "head.bias"}
+    assert len(critic.trained()) == len(reached)
+
+
+def test_the_critic_starts_at_zero_on_a_copy_of_the_policy(policy: PreTrainedModel):
+    critic = Critic(with_attention(policy, PACKED), CriticConfig())
+    values, ends = critic(packed(turns()))
+    assert values.count_nonzero() == ends.count_nonzero() == 0
+    own, copied = dict(policy.base_model.named_parameters()), dict(critic.backbone.named_parameters())
+    assert all(torch.equal(p, copied[name]) and p is not copied[name] for name, p in own.items())
+
+
+def test_without_freezing_the_critic_trains_every_parameter(policy: PreTrainedModel):
+    critic = Critic(policy, CriticConfig(freeze_attention=False))
+    assert len(critic.trained()) == len(list(critic.parameters()))
+
+
+def test_their_rollouts_do_not_see_each_other(policy: PreTrainedModel):
+    refuse_mixing(with_attention(policy, PACKED))
+
+
+def hybrid() -> PreTrainedModel:
+    """One layer of linear attention, whose state runs on from token to token, before one of attention."""
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    }
+    layers = ["linear_attention", "full_attention"]
+    return Qwen3NextForCausalLM(
+        Qwen3NextConfig(**SHAPE, head_dim=8, linear_value_head_dim=8, layer_types=layers, **linear, **experts)
+    )
+
+
+UNFIT: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
+    "hybrid": (hybrid, "carry more than attention"),
+    "mamba": (
+        lambda: MambaForCausalLM(MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1)),
+        "MambaForCausalLM",
+    ),
+    "capped scores": (lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)), "softcap"),
+}
+
+
+@pytest.mark.parametrize("name", list(UNFIT))
+def test_models_that_cannot_be_packed_are_refused_when_they_are_loaded(name: str, tmp_path: Path):
+    make, words = UNFIT[name]
+    torch.manual_seed(1)
+    make().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        load_policy(ModelConfig(str(tmp_path)))
