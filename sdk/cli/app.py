@@ -68,6 +68,7 @@ def _stdout_is_closed() -> bool:
         "eval": "moonmill.cli.evaluate:evaluate",
         "validate": "moonmill.cli.validate:validate",
         "inspect": "moonmill.cli.inspect_run:inspect_run",
+        "plot": "moonmill.cli.plot:plot",
         "envs": "moonmill.cli.envs:envs",
         "serve": "moonmill.cli.serve:serve",
     },

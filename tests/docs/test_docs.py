@@ -39,3 +39,11 @@ def test_the_readme_config_is_valid(tmp_path: Path) -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "calculator.yaml").write_text(blocks[0])
     assert load_config(tmp_path / "calculator.yaml").env.id == "calculator-v0"
+
+
+def test_the_authoring_guide_runs_as_it_stands(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "environments.md").read_text(), re.DOTALL)
+    (tmp_path / "guide.py").write_text("\n\n".join(blocks) + "\nprint(rollout.status, rollout.stop_reason)\n")
+    done = subprocess.run([sys.executable, "guide.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["finished", "stopped"]

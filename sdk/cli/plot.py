@@ -1,0 +1,69 @@
+"""`moonmill plot`: the curves of one or several runs, as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from moonmill.trainer.records import StepRecord
+
+_PANELS = {
+    "reward (mean of 5 steps)": "reward",
+    "entropy (nats per token)": "entropy",
+    "explained variance": "explained_variance",
+    "masked share": "masked_share",
+    "staleness (mean, versions)": "staleness",
+    "share with a failed tool call": "tool_fault_share",
+}
+_SMOOTH = 5
+"""Steps a curve is averaged over: a batch's reward alone is mostly noise."""
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), default=Path("curves.png"), show_default=True)
+def plot(runs: tuple[Path, ...], out: Path) -> None:
+    """Draw reward, entropy, explained variance, masked share, staleness and tool failures over the steps of RUNS.
+
+    The picture's format follows from the ending of --out: .png, .svg, .pdf.
+    """
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError as e:
+        raise click.ClickException("drawing needs matplotlib: pip install 'moonmill[report]'") from e
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    from moonmill.jsonl import read_jsonl
+    from moonmill.rundir import RunDirectory
+    from moonmill.trainer.records import StepRecord
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.5), layout="constrained")
+    for run in runs:
+        records = [r for r in read_jsonl(RunDirectory.open(run).steps, StepRecord) if r.step is not None]
+        for (title, name), axis in zip(_PANELS.items(), axes.flat, strict=True):
+            points = [(r.version, value) for r in records if (value := _value(r, name)) is not None]
+            axis.plot([version for version, _ in points], _smooth([value for _, value in points]), label=run.name)
+            axis.set(title=title, xlabel="version")
+            axis.grid(alpha=0.3)
+    axes.flat[0].legend()
+    try:
+        figure.savefig(out, dpi=110)
+    except (OSError, ValueError) as e:
+        raise click.ClickException(f"cannot write {out}: {e}") from e
+    click.echo(str(out))
+
+
+def _value(record: "StepRecord", name: str) -> float | None:
+    if name == "staleness":
+        return sum(record.staleness) / len(record.staleness) if record.staleness else None
+    if name in ("reward", "tool_fault_share"):
+        value: float | None = getattr(record, name)
+        return value
+    return record.metrics.get(name)
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    return [sum(part) / len(part) for part in (values[max(0, i + 1 - _SMOOTH) : i + 1] for i in range(len(values)))]
