@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -205,6 +204,8 @@ def _load_plugins() -> dict[str, str]:
         Why a plugin could not be loaded, by its name.
     """
     broken: dict[str, str] = {}
+    from importlib.metadata import entry_points  # half of what `import moonmill` would cost
+
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
         try:
             loaded = point.load()

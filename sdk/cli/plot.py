@@ -25,9 +25,10 @@ _SMOOTH = 5
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), default=Path("curves.png"), show_default=True)
 def plot(runs: tuple[Path, ...], out: Path) -> None:
-    """Draw reward, entropy, explained variance, masked share, staleness and tool failures over the steps of RUNS.
+    """Draw the curves of runs into a picture.
 
-    The picture's format follows from the ending of --out: .png, .svg, .pdf.
+    Reward, entropy, explained variance, masked share, staleness and tool failures of all RUNS, over their
+    versions. The picture's format follows from the ending of --out: .png, .svg, .pdf.
     """
     try:
         import matplotlib as mpl

@@ -22,7 +22,7 @@ from moonmill.config import Config, EnvConfig, ModelConfig
 from moonmill.config_io import dump_config
 from moonmill.errors import ConfigError, MoonmillError, RunError
 
-COMMANDS = ["train", "eval", "validate", "inspect", "envs", "serve"]
+COMMANDS = ["train", "eval", "validate", "inspect", "plot", "envs", "serve"]
 
 
 def run(*arguments: str, input: str | None = None):

@@ -1,0 +1,42 @@
+"""`moonmill plot` draws what the logs of a run say."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from moonmill.cli.app import cli
+from moonmill.config import Config, EnvConfig, ModelConfig
+from moonmill.rundir import RunDirectory
+from moonmill.trainer.ledger import Ledger
+from moonmill.trainer.records import StepRecord
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    directory = RunDirectory.create(tmp_path / "run", Config(env=EnvConfig("e-v0"), model=ModelConfig("nowhere")))
+    ledger = Ledger(directory)
+    for step in range(1, 9):
+        ledger.step(StepRecord(step, step, ("0",), staleness=(1, 2), reward=step / 10, metrics={"entropy": 1 / step}))
+    ledger.close()
+    directory.unlock()
+    return directory.path
+
+
+def test_a_picture_of_several_runs_is_written(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "curves.png"
+    result = CliRunner().invoke(cli, ["plot", str(run), str(run), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["plot", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "not a run directory" in result.output
+
+
+def test_a_format_that_cannot_be_written_is_told(run: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["plot", str(run), "--out", str(tmp_path / "curves.xyz")])
+    assert result.exit_code == 1
+    assert "xyz" in result.output
