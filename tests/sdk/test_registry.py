@@ -1,5 +1,6 @@
 """Environments by name."""
 
+import importlib.metadata
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -277,7 +278,9 @@ def test_something_that_makes_no_environment_is_refused() -> None:
 def install(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
     """As if packages with these entry points were installed."""
     found = [EntryPoint(name, value, registry.ENTRY_POINT_GROUP) for name, value in points.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: found if group == registry.ENTRY_POINT_GROUP else [])
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: found if group == registry.ENTRY_POINT_GROUP else []
+    )
 
 
 @pytest.fixture
@@ -326,5 +329,5 @@ def test_plugins_are_not_loaded_for_an_environment_that_is_there(monkeypatch: py
     def fail(group: str) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(registry, "entry_points", fail)
+    monkeypatch.setattr(importlib.metadata, "entry_points", fail)
     make("calculator-v0")
