@@ -4,13 +4,13 @@ Whatever ends it, what is finished is in the run directory and no process of our
 """
 
 import signal
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import msgspec
-from anyio.abc import TaskGroup
 
 from moonmill.agents.client import InferenceClient
 from moonmill.agents.policy import PolicyAgent
@@ -45,15 +45,20 @@ def train(config: Config, *, resume: bool, reporter: Reporter) -> Summary:
         ConfigError: the config cannot work. Nothing has been written.
         RunDirectoryError: the run directory cannot be used.
         RunError: the run could not go on. What is finished is kept; `resume` continues.
+        KeyboardInterrupt: it was stopped before a checkpoint could be written; `resume` continues.
     """
     reporter.phase("checking the config")
     require_valid(config)
     path = Path(config.run_dir)
     run = (RunDirectory.resume if resume else RunDirectory.create)(path, config)
     ledger = Ledger(run)
+    job = _Run(config, run, ledger, reporter)
     try:
-        anyio.run(_Run(config, run, ledger, reporter).main)
-    except BaseException as e:
+        anyio.run(job.main)
+        if job.stopped_at_once:
+            ledger.event("stopped")
+            raise KeyboardInterrupt
+    except Exception as e:
         ledger.event("failed", error=str(e))
         raise
     finally:
@@ -72,13 +77,17 @@ class _Run:
         self.factory = partial(make, config.env.id, **config.env.args)
         self.renderer: TurnRenderer
         self.controller: Controller | None = None
+        self.stopped_at_once = False
 
     async def main(self) -> None:
         try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._watch_signals, group)
-                await self._train()
-                group.cancel_scope.cancel()
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async with anyio.create_task_group() as group:
+                    job = anyio.CancelScope()
+                    group.start_soon(self._watch_signals, signals, job)
+                    with job:
+                        await self._train()
+                    group.cancel_scope.cancel()
         except BaseExceptionGroup as e:
             raise _first_of_ours(e) from e
 
@@ -179,11 +188,14 @@ class _Run:
         elif kind not in _ROUTINE:
             self.reporter.warn(f"{kind.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in data.items()))
 
-    async def _watch_signals(self, group: TaskGroup) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                if self.controller is None or self.controller.stopped:
-                    raise KeyboardInterrupt
+    async def _watch_signals(self, signals: AsyncIterator[signal.Signals], job: anyio.CancelScope) -> None:
+        """Stop after the current step at the first signal, at once at the second; a third changes nothing."""
+        async for _ in signals:
+            if self.controller is None or self.controller.stopped:
+                # Not by an exception: asyncio lets KeyboardInterrupt through without ending its worker threads.
+                self.stopped_at_once = True
+                job.cancel()
+            else:
                 self.reporter.phase("stopping after this step; once more to stop at once")
                 self.controller.stop()
 
@@ -211,7 +223,7 @@ def make_buffer(config: Config, algorithm: ResolvedAlgorithm) -> Buffer:
 def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to show of a failed task group: one meant for users if there is one, else the first."""
     leaves = list(_leaves(group))
-    return next((e for e in leaves if isinstance(e, MoonmillError | KeyboardInterrupt)), leaves[0])
+    return next((e for e in leaves if isinstance(e, MoonmillError)), leaves[0])
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -84,6 +84,28 @@ def test_ctrl_c_stops_once_with_a_checkpoint_and_the_run_resumes(moonmill: Cli, 
     assert_accounted_for(run)
 
 
+def test_a_second_ctrl_c_stops_at_once_and_the_run_resumes(moonmill: Cli, config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "moonmill", "train", str(config), "--set", "train.steps=200"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as trainer:
+        deadline = time.monotonic() + 120
+        while not steps(run):
+            assert trainer.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        trainer.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+        trainer.send_signal(signal.SIGINT)
+        _, errors = trainer.communicate(timeout=60)
+    assert trainer.returncode == 1
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+    assert moonmill("inspect", run).returncode == 0
+    again = len(steps(run)) + 2
+    assert moonmill("train", config, "--set", f"train.steps={again}", "--resume").returncode == 0
+    assert_accounted_for(run)
+
+
 def test_a_finished_run_says_how_to_go_on(moonmill: Cli, config: Path) -> None:
     assert moonmill("train", config, "--set", "train.steps=2").returncode == 0
     again = moonmill("train", config, "--set", "train.steps=2")
