@@ -59,7 +59,8 @@ def train(config: Config, *, resume: bool, reporter: Reporter) -> Summary:
             ledger.event("stopped")
             raise KeyboardInterrupt
     except Exception as e:
-        ledger.event("failed", error=str(e))
+        if job.started:
+            ledger.event("failed", error=str(e))
         raise
     finally:
         ledger.close()
@@ -77,6 +78,7 @@ class _Run:
         self.factory = partial(make, config.env.id, **config.env.args)
         self.renderer: TurnRenderer
         self.controller: Controller | None = None
+        self.started = False
         self.stopped_at_once = False
 
     async def main(self) -> None:
@@ -101,6 +103,7 @@ class _Run:
                 f"train.steps={recovery.version * 2})"
             )
         ledger.event("started", step=recovery.step, pending=len(recovery.pending))
+        self.started = True
         self.renderer = await anyio.to_thread.run_sync(load_renderer, config.model.path, config.model.renderer)
         taskset = Taskset(self.factory, "train", config.train.seed)
         prompt = self.renderer.prompt((await anyio.to_thread.run_sync(taskset.task, 0)).messages())

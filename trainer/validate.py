@@ -78,7 +78,7 @@ def _asynchrony(config: Config) -> str:
 
 
 def _model(config: Config) -> str:
-    if not Path(config.model.path).is_dir() and not _HUB_ID.fullmatch(config.model.path):
+    if not _may_exist(config.model.path):
         raise ConfigError(f"model.path: there is no folder {config.model.path}, and it is no hub id (owner/name)")
     load_renderer(config.model.path, config.model.renderer)
     return config.model.path
@@ -86,6 +86,8 @@ def _model(config: Config) -> str:
 
 def _prompts(config: Config) -> str:
     """The first tasks of both splits leave room for an action."""
+    if not _may_exist(config.model.path):
+        return "not looked at: there is no model"
     env = _make(config)
     renderer = load_renderer(config.model.path, config.model.renderer)
     longest = 0
@@ -101,6 +103,11 @@ def _prompts(config: Config) -> str:
             )
         longest = max(longest, tokens)
     return f"up to {longest} of {config.model.max_length} tokens in the first {_TASKS_LOOKED_AT} tasks"
+
+
+def _may_exist(path: str) -> bool:
+    """A folder, or what could be the id of a model on a hub."""
+    return Path(path).is_dir() or _HUB_ID.fullmatch(path) is not None
 
 
 def _make(config: Config) -> MultiTurnEnv:
