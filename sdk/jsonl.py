@@ -5,6 +5,7 @@ A line is written with one `write` call, so a reader sees whole lines but for a 
 it outlives our process, and `sync` makes it outlive the machine.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,14 @@ class JsonlWriter:
         self._encoder = msgspec.json.Encoder()
 
     def append(self, record: Any) -> None:
-        self._file.write(self._encoder.encode(record) + b"\n")
+        line = self._encoder.encode(record) + b"\n"
+        try:
+            written = self._file.write(line)
+            if written != len(line):  # What a full disk does: the next line must not be glued to half of this one.
+                _cut_torn_line(self.path)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as e:
+            raise RunDirectoryError(f"cannot write {self.path}: {e.strerror}") from e
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())

@@ -72,7 +72,7 @@ class Buffer:
         unit = self._units[key]
         unit[rollout.index % self.group_size] = rollout
         if all(unit):
-            reasons = [_unfit(r) for r in unit if r is not None]
+            reasons = [unfit(r) for r in unit if r is not None]
             if reasons.count(None) < self.min_valid:
                 # A whole unit without use gives its place back at once, not only when it would be consumed.
                 self._drop_unit(key, "group_incomplete")
@@ -114,7 +114,7 @@ class Buffer:
         for key in keys:
             for rollout in self._units.pop(key):
                 assert rollout is not None
-                if reason := _unfit(rollout):
+                if reason := unfit(rollout):
                     self._drop(rollout, reason)
                 else:
                     rollouts.append(rollout)
@@ -123,14 +123,14 @@ class Buffer:
     def _drop_unit(self, key: int, reason: str) -> None:
         for rollout in self._units.pop(key):
             if rollout is not None:
-                self._drop(rollout, _unfit(rollout) or reason)
+                self._drop(rollout, unfit(rollout) or reason)
 
     def _drop(self, rollout: Rollout, reason: str) -> None:
         self.accepted -= 1
         self._drops.append(Drop(rollout.id, reason))
 
 
-def _unfit(rollout: Rollout) -> str | None:
+def unfit(rollout: Rollout) -> str | None:
     """Why a finished rollout can never be trained on, None if it can."""
     if rollout.status is Status.FAILED:
         return f"failed: {rollout.stop_reason}"
@@ -142,7 +142,7 @@ def _unfit(rollout: Rollout) -> str | None:
 
 
 def _unit_staleness(unit: Iterable[Rollout | None], version: int) -> int:
-    return max(_staleness(r, version) for r in unit if r is not None and _unfit(r) is None)
+    return max(_staleness(r, version) for r in unit if r is not None and unfit(r) is None)
 
 
 def _staleness(rollout: Rollout, version: int) -> int:

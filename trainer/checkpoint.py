@@ -59,6 +59,13 @@ def latest(run_dir: Path) -> Path | None:
     return next(reversed(_complete(run_dir / "checkpoints")), None)
 
 
+def forget_after(run_dir: Path, step: int) -> None:
+    """Remove the checkpoints of later steps: a power loss can leave one that is newer than the run's logs."""
+    for path in _complete(run_dir / "checkpoints"):
+        if int(path.name.removeprefix("step-")) > step:
+            _remove(path)
+
+
 def flush(folder: Path) -> None:
     """Bring a folder and everything in it to the disk."""
     for parent, _, files in os.walk(folder):

@@ -20,7 +20,7 @@ from moonmill.errors import RunError
 from moonmill.reporting import Reporter, StepLine
 from moonmill.seeding import derive_seed
 from moonmill.trainer.admission import capacity
-from moonmill.trainer.buffer import Batch, Buffer
+from moonmill.trainer.buffer import Batch, Buffer, unfit
 from moonmill.trainer.ledger import Ledger, Recovery
 from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.meter import Meter, Spans
@@ -53,7 +53,7 @@ class Controller:
         taskset: the training tasks.
         buffer: an empty buffer of the right shape.
         reporter: told of every step.
-        evaluate: evaluates the current version; called with a label, in the background.
+        evaluate: evaluates the version in use; called in the background.
         recovery: where the run stands.
         steps_total: learner steps of the whole run, those that train the critic alone among them.
     """
@@ -69,7 +69,7 @@ class Controller:
         taskset: Taskset,
         buffer: Buffer,
         reporter: Reporter,
-        evaluate: Callable[[str], Coroutine[Any, Any, None]],
+        evaluate: Callable[[], Coroutine[Any, Any, None]],
         recovery: Recovery,
         steps_total: int,
     ) -> None:
@@ -104,6 +104,11 @@ class Controller:
         """`stop` was called before all steps were done."""
         return self._stop_asked.is_set() and self.version < self._config.train.steps
 
+    @property
+    def is_ending(self) -> bool:
+        """All steps are done, or `stop` was called: there is no further step to wait for."""
+        return self._stop_asked.is_set() or self.version >= self._config.train.steps
+
     async def train(self) -> None:
         """Train until the configured number of policy updates is done, or `stop` is called.
 
@@ -121,7 +126,13 @@ class Controller:
                 group.cancel_scope.cancel()
             if self.stopped:
                 evaluations.cancel_scope.cancel()
-        await self._learner.checkpoint()
+        if not self.is_ending:
+            # Author's code can cancel the task it runs in, and a task group then ends as if it were done.
+            raise RunError(
+                f"training was cancelled from within after {self.version} of {self._config.train.steps} policy "
+                "updates: code of the environment has cancelled a task that is not its own; --resume continues"
+            )
+        await self._checkpoint()
         if not self.stopped:
             self._buffer.drain("run_ended")
             self._ledger.step(StepRecord(None, self.version, dropped=self._buffer.take_drops()))
@@ -178,14 +189,15 @@ class Controller:
         self._notify()
 
     def _count_failure(self, rollout: Rollout) -> None:
-        if rollout.status is not Status.FAILED and rollout.reward is not None:
+        reason = unfit(rollout)
+        if reason is None:
             self._failures = 0
             return
         self._failures += 1
         if self._failures >= self._config.train.max_failures:
             raise RunError(
-                f"the last {self._failures} rollouts failed or were unscored (train.max_failures), so there is nothing "
-                f"to train on. The last one: {rollout.error or 'a reward method returned None'}"
+                f"the last {self._failures} rollouts were of no use (train.max_failures), so there is nothing to train "
+                f"on. The last one: {reason}{f': {rollout.error}' if rollout.error else ''}"
             )
 
     async def _learn(self, evaluations: TaskGroup) -> None:
@@ -206,10 +218,20 @@ class Controller:
             self._publisher.offer(answer.step, answer.version, Path(answer.weights) if answer.weights else None)
             self._notify()
             if self.step % train.checkpoint_every == 0:
-                await self._learner.checkpoint()
-                self._ledger.sync()
+                await self._checkpoint()
             if made_version and train.eval_every and self.version % train.eval_every == 0:
-                evaluations.start_soon(self._evaluate, f"step {self.version}")
+                evaluations.start_soon(self._evaluate_from, self.step)
+
+    async def _checkpoint(self) -> None:
+        # The logs first: a checkpoint that knows more than they do could not be resumed from.
+        self._ledger.sync()
+        await self._learner.checkpoint()
+
+    async def _evaluate_from(self, step: int) -> None:
+        """Evaluate once the weights of `step` are in use."""
+        while self._publisher.step < step:
+            await self._changed.wait()
+        await self._evaluate()
 
     def _commit(self, batch: Batch, answer: StepAnswer, waited: float) -> None:
         spans = self._meter.spans()

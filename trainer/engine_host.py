@@ -8,6 +8,7 @@ import itertools
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,7 +54,7 @@ class EngineHost:
             "engine", engine_argv(config), log_path=log, start_timeout=config.engine.start_timeout
         )
         self._weights: dict[int, Path] = {}
-        self._pinned: set[int] = set()
+        self._pinned: Counter[int] = Counter()
         self._clients: set[InferenceClient] = set()
         self._swap = anyio.Lock()
         self._up = anyio.Event()
@@ -149,12 +150,12 @@ class EngineHost:
     async def pinned_client(self) -> AsyncIterator[InferenceClient]:
         """A client that stays with the current version, which is kept on the engine meanwhile: for evaluation."""
         version = self.client.version
-        self._pinned.add(version)
+        self._pinned[version] += 1
         try:
             async with self._connect(version, "finish") as client:
                 yield client
         finally:
-            self._pinned.discard(version)
+            self._pinned[version] -= 1
 
     @asynccontextmanager
     async def _connect(
@@ -179,7 +180,7 @@ class EngineHost:
         # Interrupted requests have left a version as soon as the next is in use; requests that finish under theirs can
         # be as old as the staleness bound.
         keep = 1 if self._config.async_.on_new_version == "interrupt" else self._config.async_.max_staleness + 1
-        used = {newest, *self._pinned, *range(newest - keep + 1, newest)}
+        used = {newest, *(+self._pinned), *range(newest - keep + 1, newest)}
         for version in [v for v in self._weights if v not in used]:
             await self.client.unload_version(version)
             del self._weights[version]
@@ -190,8 +191,8 @@ class EngineHost:
 def remove_weights(folder: Path, newest: int, used: Collection[int]) -> None:
     """Delete the weights in `folder` of versions before `newest` that are not in `used`."""
     for path in folder.glob("v[0-9]*"):
-        version = int(path.name[1:])
-        if version < newest and version not in used:
+        digits = path.name[1:]
+        if digits.isdecimal() and int(digits) < newest and int(digits) not in used:
             shutil.rmtree(path, ignore_errors=True)
 
 

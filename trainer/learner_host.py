@@ -15,7 +15,7 @@ from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import RunError, WorkerDiedError
 from moonmill.rundir import RunDirectory
-from moonmill.trainer.checkpoint import latest
+from moonmill.trainer.checkpoint import forget_after, latest
 from moonmill.trainer.learner_client import LearnerClient
 from moonmill.trainer.ledger import Ledger
 from moonmill.trainer.messages import StepAnswer
@@ -79,22 +79,31 @@ class LearnerHost:
                 await self._revive(e)
 
     async def _revive(self, error: WorkerDiedError) -> None:
-        self._note("learner_died", restarts=self._restarts, error=str(error))
-        if self._restarts >= self._config.engine.max_restarts:
-            raise WorkerDiedError(
-                f"the learner died {self._restarts + 1} times (engine.max_restarts): {error}. Its last words are in "
-                f"{self.server.log_path}"
-            ) from error
-        self._restarts += 1
-        await self._client.aclose()
-        await self.server.restart()
-        await self._connect()
-        self._note("learner_restarted", pid=self.server.pid)
+        """Restart the learner as often as it takes, within the run's bound."""
+        while True:
+            self._note("learner_died", restarts=self._restarts, error=str(error))
+            if self._restarts >= self._config.engine.max_restarts:
+                raise WorkerDiedError(
+                    f"the learner died {self._restarts + 1} times (engine.max_restarts): {error}. Its last words are "
+                    f"in {self.server.log_path}"
+                ) from error
+            self._restarts += 1
+            await self._client.aclose()
+            try:
+                await self.server.restart()
+                await self._connect()
+            except WorkerDiedError as e:
+                error = e
+                continue
+            self._note("learner_restarted", pid=self.server.pid)
+            return
 
     async def _connect(self) -> None:
         """Talk to a fresh process and bring it to the last committed step."""
         self._client = LearnerClient(self.server.base_url, timeout=self._config.learner.step_timeout)
         at = 0
+        # What the logs do not know did not happen: its rollouts may yet be consumed by another step.
+        forget_after(self._run.path, self._ledger.last_step())
         if found := latest(self._run.path):
             at = (await self._client.restore(found)).step
         for record, rollouts in self._ledger.steps_after(at):

@@ -81,6 +81,10 @@ class Ledger:
         holes = tuple(sorted(set(range(next_index)) - seen))
         return Recovery(step, version, tuple(pending), consumed, next_index, holes)
 
+    def last_step(self) -> int:
+        """The last committed step, 0 before the first."""
+        return max((r.step for r in read_jsonl(self.run.steps, StepRecord) if r.step is not None), default=0)
+
     def steps_after(self, step: int) -> Iterator[tuple[StepRecord, list[Rollout]]]:
         """The committed steps after `step`, oldest first, each with the rollouts it consumed, in their order."""
         records = [r for r in read_jsonl(self.run.steps, StepRecord) if r.step is not None and r.step > step]

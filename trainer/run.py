@@ -158,12 +158,13 @@ class _Run:
             steps_total=config.train.steps + (critic.warmup_steps if critic else 0),
         )
 
-    async def _evaluate(self, engine: EngineHost, label: str) -> None:
+    async def _evaluate(self, engine: EngineHost, label: str = "") -> None:
         """Evaluate the version in use, at each temperature; it stays the same throughout."""
         if not self.config.eval.samples:
             return
-        self.reporter.phase(f"evaluating ({label})")
         async with engine.pinned_client() as client:
+            label = label or f"step {client.version}"
+            self.reporter.phase(f"evaluating ({label})")
             for temperature in self.config.eval.temperatures:
                 agent = self._agent(client, temperature)
                 rollouts = await play(self.config, self.factory, agent, self.config.eval.samples)
@@ -194,7 +195,7 @@ class _Run:
     async def _watch_signals(self, signals: AsyncIterator[signal.Signals], job: anyio.CancelScope) -> None:
         """Stop after the current step at the first signal, at once at the second; a third changes nothing."""
         async for _ in signals:
-            if self.controller is None or self.controller.stopped:
+            if self.controller is None or self.controller.is_ending:
                 # Not by an exception: asyncio lets KeyboardInterrupt through without ending its worker threads.
                 self.stopped_at_once = True
                 job.cancel()

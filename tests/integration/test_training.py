@@ -106,6 +106,15 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_resumes(moonmill: Cli, config
     assert_accounted_for(run)
 
 
+def test_evaluations_during_training_are_of_the_version_they_name(moonmill: Cli, config: Path, tmp_path: Path) -> None:
+    sets = ["--set", "train.eval_every=2", "--set", "eval={samples: 8, temperatures: [1.0]}", "--set", "train.steps=4"]
+    assert moonmill("train", config, *sets).returncode == 0
+    results = [e.data["result"] for e in events(tmp_path / "run", "eval")]
+    during = [r for r in results if r["label"].startswith("step")]
+    assert during
+    assert all(r["label"] == f"step {r['version']}" and r["version"] >= 2 for r in during)
+
+
 def test_a_finished_run_says_how_to_go_on(moonmill: Cli, config: Path) -> None:
     assert moonmill("train", config, "--set", "train.steps=2").returncode == 0
     again = moonmill("train", config, "--set", "train.steps=2")

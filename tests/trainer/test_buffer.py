@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moonmill.trainer.buffer import Buffer, Drop
+from moonmill.trainer.buffer import Buffer, Drop, unfit
 from moonmill.types import Action, Rollout, Status, StopReason, Task
 
 
@@ -164,3 +164,8 @@ def test_every_rollout_leaves_exactly_once(size: int, order: list[int], failing:
     left += [d.rollout for d in buffer.take_drops()]
     assert sorted(left, key=int) == [str(i) for i in range(18)]
     assert consumed_or_waiting >= buffer.accepted
+
+
+def test_a_rollout_without_sampled_tokens_is_of_no_use() -> None:
+    empty = Rollout("0", "e", Task("?"), Status.TRUNCATED, StopReason.TIME_LIMIT, reward=0.0)
+    assert unfit(empty) == "no_actions"
