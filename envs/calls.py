@@ -13,6 +13,7 @@ import anyio
 import msgspec
 
 from moonmill.blame import own_error
+from moonmill.envs.returned import encodable
 from moonmill.envs.tools import ToolArgumentsError, UnknownToolError
 from moonmill.types import Message, ToolCall
 
@@ -89,5 +90,5 @@ def _bind(env: "MultiTurnEnv", call: ToolCall) -> tuple[Callable[..., Any], dict
 
 def _as_text(result: Any) -> str:
     if isinstance(result, str):
-        return result
+        return encodable(result)
     return "" if result is None else msgspec.json.encode(result, enc_hook=str).decode()

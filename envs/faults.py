@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import msgspec
 
-from moonmill.blame import own_error, place_of
+from moonmill.blame import is_interruption, own_error, place_of
+from moonmill.envs.returned import encodable
 from moonmill.envs.tools import ToolArgumentsError, UnknownToolError
 from moonmill.types import Message, ToolCall, ToolFault
 
@@ -51,15 +52,15 @@ class FaultLog:
         except ToolArgumentsError as e:
             answer.content = str(e)
             self._count(call.name, "invalid_arguments", str(e))
-        except (Exception, SystemExit) as e:
+        except BaseException as e:
             ours = own_error(e)
-            if ours is e:
+            if ours is e or is_interruption(e):
                 raise
             if ours is not None:
                 raise ours from e
             kind = type(e).__name__
-            answer.content = f"error: {kind}: {e}"
-            self._count(call.name, kind, f"{e!s:.{_EXAMPLE_LENGTH}} ({place_of(e)})")
+            answer.content = encodable(f"error: {kind}: {e}")
+            self._count(call.name, kind, encodable(f"{e!s:.{_EXAMPLE_LENGTH}} ({place_of(e)})"))
 
     def _count(self, tool: str, kind: str, example: str) -> None:
         before = self._faults.get((tool, kind))

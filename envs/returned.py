@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
+from msgspec.structs import replace
+
 from moonmill.errors import EnvCodeError, RewardError
 from moonmill.types import Message
 
@@ -34,17 +36,22 @@ def as_observation(where: str, observation: Any) -> tuple[Message, ...]:
         EnvCodeError: it is something else.
     """
     if isinstance(observation, tuple | list) and all(isinstance(m, Message) for m in observation):
-        return tuple(observation)
+        return tuple(replace(m, content=encodable(m.content)) for m in observation)
     if isinstance(observation, Message):
-        return (observation,)
+        return as_observation(where, (observation,))
     if observation is None or observation == "":
         return ()
     if isinstance(observation, str):
-        return (Message("user", observation),)
+        return (Message("user", encodable(observation)),)
     raise EnvCodeError(
         f"{where} returned the observation {observation!r:.200}, but an observation is a text, a Message, a sequence "
         "of Messages or None"
     )
+
+
+def encodable(text: str) -> str:
+    """`text` with what UTF-8 cannot say replaced: undecodable file names carry it, and no log takes it."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def as_number(what: str, value: Any, bounds: tuple[float, float]) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from moonmill.blame import blaming
@@ -24,12 +25,27 @@ def numbered(env: "MultiTurnEnv", split: str) -> Iterator[Task]:
     for index, task in enumerate(_endless(env, split)):
         if not isinstance(task, Task):
             raise EnvCodeError(f"{type(env).__name__}.tasks({split!r}) yielded {task!r:.200}, but should yield a Task")
-        yield replace(
+        complete = replace(
             task,
             id=task.id or f"{split}-{index}",
             split=task.split or split,
             seed=task.seed or derive_seed(env.taskset_seed, split, index),
         )
+        _check_encodable(env, complete)
+        yield complete
+
+
+def _check_encodable(env: "MultiTurnEnv", task: Task) -> None:
+    """A task goes into the logs, and to the learner: what they cannot hold is told before it is played."""
+    try:
+        msgspec.json.encode(task)
+        msgspec.msgpack.encode(task)  # So it goes to the learner; it knows no number beyond 64 bits.
+    except (TypeError, ValueError, OverflowError) as e:
+        raise EnvCodeError(
+            f"{type(env).__name__}.tasks({task.split!r}): task {task.id} cannot be written down: {e}. Its prompt, "
+            "answer and info may hold texts, numbers up to 64 bits, lists, dicts and msgspec.Structs; a large number "
+            "goes in as a text"
+        ) from e
 
 
 def _endless(env: "MultiTurnEnv", split: str) -> Iterator[Any]:

@@ -24,6 +24,8 @@ import anyio.lowlevel
 import anyio.to_thread
 from msgspec import Struct
 
+from moonmill.blame import LeftBehind, is_interruption
+
 T = TypeVar("T")
 _KEPT_IDLE = 256
 """More idle threads than this are ended."""
@@ -41,10 +43,6 @@ class Home(Protocol):
     def wait_for(self, call: Callable[[], Awaitable[T]]) -> T:
         """From synchronous code: have something awaited on the event loop."""
         ...
-
-
-class LeftBehind(BaseException):
-    """Nobody waits any more for the call this is raised in. No `Exception`: a tool must not take it for its own."""
 
 
 class OwnerThread:
@@ -222,7 +220,9 @@ class _Job:
 async def _answer(wanted: Callable[[], Awaitable[Any]]) -> _Answer:
     try:
         return _Answer(await wanted())
-    except (Exception, SystemExit) as e:
+    except BaseException as e:
+        if is_interruption(e):
+            raise
         return _Answer(error=e)
 
 

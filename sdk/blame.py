@@ -30,14 +30,37 @@ def own_error(error: BaseException) -> MoonmillError | None:
     return None
 
 
+class LeftBehind(BaseException):
+    """Nobody waits any more for the call this is raised in. No `Exception`: a tool must not take it for its own."""
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether `error` is meant to end what is going on: Ctrl-C, or a cancellation that really was asked for.
+
+    Author's code can raise or let through a cancellation of its own making, which is as much its fault as any
+    exception: passed on, it would end the task of the episode, and with it the run, as if somebody had wanted that.
+    """
+    if isinstance(error, KeyboardInterrupt | GeneratorExit | LeftBehind):
+        return True
+    if isinstance(error, Exception):
+        return False
+    import anyio
+
+    try:
+        cancelled = anyio.get_cancelled_exc_class()
+    except RuntimeError:  # No event loop here: nobody can have cancelled this.
+        return False
+    return isinstance(error, cancelled) and anyio.get_current_task().has_pending_cancellation()
+
+
 @contextmanager
 def blaming(env: str, where: str) -> Iterator[None]:
     """What is raised inside comes out as `EnvCodeError`, with its place. Errors of ours pass through."""
     try:
         yield
-    except (Exception, SystemExit) as e:
+    except BaseException as e:
         ours = own_error(e)
-        if ours is e:
+        if ours is e or is_interruption(e):
             raise
         if ours is not None:
             raise ours from e

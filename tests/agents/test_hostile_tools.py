@@ -1,0 +1,126 @@
+"""Author's code that misbehaves spoils its own episode at most: never its neighbours, never the run."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from moonmill import Message, MultiTurnEnv, Rollout, Status, Task, Taskset, ToolCall, tool
+from moonmill.agents.runner import EpisodeRunner
+from moonmill.agents.scripted import ScriptedAgent
+from moonmill.errors import EnvCodeError
+from moonmill.jsonl import JsonlWriter, read_jsonl
+
+
+class Oops(BaseException):
+    """Not even an Exception."""
+
+
+class Hostile(MultiTurnEnv):
+    def tasks(self, split: str) -> Iterator[Task]:
+        yield Task("go")
+
+    @tool
+    async def cancels_itself(self) -> str:
+        """Await a task of one's own that was cancelled."""
+        task = asyncio.create_task(asyncio.sleep(9))
+        task.cancel()
+        await task
+        return "unreachable"
+
+    @tool
+    def raises_cancelled(self) -> str:
+        """Raise what a cancellation raises."""
+        raise asyncio.CancelledError
+
+    @tool
+    def raises_base(self) -> str:
+        """Raise what nobody catches."""
+        raise Oops("base")
+
+    @tool
+    def says_surrogate(self) -> str:
+        """Give what UTF-8 cannot say."""
+        return "a\ud800b"
+
+    @tool
+    def raises_surrogate(self) -> str:
+        """The same, as an error."""
+        raise ValueError("\udcff")
+
+
+def play(*tools: str) -> list[Rollout]:
+    """One episode for each tool, all at once: it calls the tool, then answers."""
+
+    async def main() -> list[Rollout]:
+        rollouts: list[Rollout] = []
+
+        async def one(name: str) -> None:
+            call = Message("assistant", tool_calls=(ToolCall("1", name),))
+            agent = ScriptedAgent(lambda messages: call if len(messages) == 1 else "done")
+            rollouts.append(await EpisodeRunner("hostile", Hostile, agent).run(Task("go"), id=name, seed=0))
+
+        async with anyio.create_task_group() as group:
+            for name in tools:
+                group.start_soon(one, name)
+        return rollouts
+
+    return anyio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("cancels_itself", "CancelledError"), ("raises_cancelled", "CancelledError"), ("raises_base", "Oops")],
+)
+def test_what_a_tool_raises_is_told_to_the_model_whatever_it_is(name: str, kind: str) -> None:
+    [rollout] = play(name)
+    assert rollout.status is Status.FINISHED
+    assert [(f.tool, f.kind) for f in rollout.tool_faults] == [(name, kind)]
+    assert rollout.messages[2].content.startswith(f"error: {kind}")
+
+
+def test_neighbours_of_a_tool_that_cancels_go_on() -> None:
+    rollouts = play("cancels_itself", *["says_surrogate"] * 5)
+    assert [r.status for r in rollouts] == [Status.FINISHED] * 6
+
+
+@pytest.mark.parametrize("name", ["says_surrogate", "raises_surrogate"])
+def test_text_that_no_log_can_hold_is_made_one_it_can(name: str, tmp_path: Path) -> None:
+    [rollout] = play(name)
+    log = JsonlWriter(tmp_path / "log.jsonl")
+    log.append(rollout)
+    log.close()
+    assert list(read_jsonl(tmp_path / "log.jsonl", Rollout)) == [rollout]
+
+
+@pytest.mark.parametrize("answer", [10**30, object(), "\ud800"])
+def test_a_task_that_no_log_can_hold_is_refused_by_name(answer: object) -> None:
+    class Unwritable(Hostile):
+        def tasks(self, split: str) -> Iterator[Task]:
+            yield Task("go", answer=answer)
+
+    with pytest.raises(EnvCodeError, match="task train-0 cannot be written"):
+        Taskset(Unwritable, "train", 0).task(0)
+
+
+def test_cancelling_an_episode_still_cancels_its_tool() -> None:
+    class Slow(Hostile):
+        max_seconds = 0.05
+
+        @tool
+        async def waits(self) -> str:
+            """Wait for ever."""
+            await anyio.sleep_forever()
+            return ""
+
+    async def main() -> Rollout:
+        call = Message("assistant", tool_calls=(ToolCall("1", "waits"),))
+        with anyio.fail_after(5):
+            return await EpisodeRunner("slow", Slow, ScriptedAgent(lambda m: call)).run(Task("go"), id="0", seed=0)
+
+    rollout = anyio.run(main)
+    assert (rollout.status, rollout.stop_reason) == ("truncated", "time_limit")
+    assert msgspec.json.encode(rollout)
