@@ -6,11 +6,15 @@ when the usage or a config was wrong.
 """
 
 from moonmill.cli.app import cli
+from moonmill.cli.results import leave_stdout
 
 
 def main() -> None:
     """Entry point of the `moonmill` script."""
-    cli.main(prog_name="moonmill")
+    try:
+        cli.main(prog_name="moonmill")
+    finally:
+        leave_stdout()
 
 
 __all__ = ["cli", "main"]

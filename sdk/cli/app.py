@@ -8,6 +8,7 @@ import click
 
 from moonmill import __version__
 from moonmill.cli.failures import explain
+from moonmill.cli.results import is_abandoned
 
 
 class LazyGroup(click.Group):
@@ -44,21 +45,12 @@ class RootGroup(LazyGroup):
         except BaseException as e:
             if isinstance(e, SystemExit | GeneratorExit):
                 raise
-            if isinstance(e, BrokenPipeError) and _stdout_is_closed():
+            if isinstance(e, BrokenPipeError) and is_abandoned(sys.stdout):
+                sys.stdout = None  # else the interpreter tries the same flush at its end
                 ctx.exit(1)
             text, code = explain(e)
             click.echo(text, err=True)
             ctx.exit(code)
-
-
-def _stdout_is_closed() -> bool:
-    """Whether whoever read our output has gone, as `| head` does. What is left in the buffer is given up."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stdout = None  # else the interpreter tries the same flush at its end
-        return True
-    return False
 
 
 @click.group(

@@ -8,6 +8,7 @@ import click
 
 from moonmill.cli.options import json_option
 from moonmill.cli.play import play
+from moonmill.cli.results import Command
 
 if TYPE_CHECKING:
     from moonmill.envs import MultiTurnEnv
@@ -23,7 +24,7 @@ def envs() -> None:
 envs.add_command(play)
 
 
-@envs.command("list")
+@envs.command("list", cls=Command)
 @json_option
 def list_all(as_json: bool) -> None:
     """List the registered environments."""
@@ -49,7 +50,7 @@ def list_all(as_json: bool) -> None:
     out.print(grid)
 
 
-@envs.command("show")
+@envs.command("show", cls=Command)
 @click.argument("env_id", metavar="ID")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which tasks to show.")
 @json_option

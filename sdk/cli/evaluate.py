@@ -10,6 +10,7 @@ import click
 
 from moonmill.cli.models import is_run, policy_of
 from moonmill.cli.options import json_option, set_option
+from moonmill.cli.results import Command
 
 if TYPE_CHECKING:
     from moonmill.config import Config
@@ -18,7 +19,7 @@ _SAMPLES = 200
 """Where neither the command line nor the config says; the 95% interval is then at most ±7 points."""
 
 
-@click.command("eval")
+@click.command("eval", cls=Command)
 @click.argument("target", metavar="CONFIG|RUN|ENV_ID")
 @click.option(
     "--model",

@@ -5,9 +5,10 @@ from pathlib import Path
 import click
 
 from moonmill.cli.options import json_option
+from moonmill.cli.results import Command
 
 
-@click.command("inspect")
+@click.command("inspect", cls=Command)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--rollouts", "count", type=click.IntRange(min=0), default=0, help="Show the last N rollouts as well.")
 @json_option

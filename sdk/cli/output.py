@@ -4,7 +4,6 @@ On a terminal tables have lines and colours. Elsewhere they are aligned plain te
 escape codes.
 """
 
-import sys
 from typing import Any, TextIO
 
 import click
@@ -13,13 +12,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from moonmill.cli.results import results
+
 _UNLIMITED = 100_000
 """Columns of an output that is no terminal: nothing is wrapped."""
 
 
 def console(stream: TextIO | None = None) -> Console:
     """A console on `stream`, by default stdout. Text is printed as it stands: brackets are no markup."""
-    out = Console(file=stream or sys.stdout, markup=False, emoji=False, highlight=False)
+    out = Console(file=stream or results(), markup=False, emoji=False, highlight=False)
     if not out.is_terminal:
         out.width = _UNLIMITED
     return out
@@ -41,4 +42,4 @@ def table(out: Console, *columns: str, numbers: bool = False) -> Table:
 
 def print_json(value: Any) -> None:
     """`value`, which msgspec can encode, as indented JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode(), file=results())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from moonmill.cli.options import json_option
+from moonmill.cli.results import Command
 
 if TYPE_CHECKING:
     from moonmill.envs import ToolSpec
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.1
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("env_id", metavar="ID")
 @click.option("--split", default="train", show_default=True, help="Which tasks.")
 @click.option("--task", "index", type=click.IntRange(min=0), default=0, show_default=True, help="Which one of them.")

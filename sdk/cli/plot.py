@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from moonmill.cli.results import Command, results
+
 if TYPE_CHECKING:
     from moonmill.trainer.records import StepRecord
 
@@ -21,7 +23,7 @@ _SMOOTH = 5
 """Steps a curve is averaged over: a batch's reward alone is mostly noise."""
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), default=Path("curves.png"), show_default=True)
 def plot(runs: tuple[Path, ...], out: Path) -> None:
@@ -54,7 +56,7 @@ def plot(runs: tuple[Path, ...], out: Path) -> None:
         figure.savefig(out, dpi=110)
     except (OSError, ValueError) as e:
         raise click.ClickException(f"cannot write {out}: {e}") from e
-    click.echo(str(out))
+    click.echo(str(out), file=results())
 
 
 def _value(record: "StepRecord", name: str) -> float | None:

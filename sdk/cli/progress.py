@@ -1,16 +1,18 @@
 """What a run looks like while it goes on, always on stderr: alive on a terminal, one plain line at a time elsewhere."""
 
+import os
 import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from moonmill.cli.above import lines_to
 from moonmill.cli.figures import number, seconds, share
 from moonmill.cli.output import console
 from moonmill.reporting import EvalResult, Reporter, StepLine
@@ -23,11 +25,15 @@ _BARS = "▁▂▃▄▅▆▇█"
 @contextmanager
 def reporting() -> Iterator[Reporter]:
     """The reporter that suits stderr."""
-    if console(sys.stderr).is_terminal:
-        with LiveReporter() as reporter:
-            yield reporter
-    else:
+    if not console(sys.stderr).is_terminal:
         yield PlainReporter()
+        return
+    with (
+        open(os.dup(2), "w", encoding=sys.stderr.encoding, errors=sys.stderr.errors) as terminal,
+        LiveReporter(console(terminal)) as reporter,
+        lines_to(reporter.printed),
+    ):
+        yield reporter
 
 
 class PlainReporter:
@@ -47,10 +53,10 @@ class PlainReporter:
 
 
 class LiveReporter:
-    """A progress bar, the reward's course and the newest step's figures; evaluations and warnings stay above them."""
+    """A progress bar, the reward's course and the newest step's figures; all else that is said stays above them."""
 
-    def __init__(self) -> None:
-        self._console = console(sys.stderr)
+    def __init__(self, out: Console) -> None:
+        self._console = out
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -61,7 +67,14 @@ class LiveReporter:
         )
         self._task = self._bar.add_task("starting", total=None)
         self._rewards: deque[float] = deque(maxlen=_HISTORY)
-        self._live = Live(self._bar, console=self._console, transient=True, refresh_per_second=4)
+        self._live = Live(
+            self._bar,
+            console=self._console,
+            transient=True,
+            refresh_per_second=4,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
 
     def __enter__(self) -> "LiveReporter":
         self._live.start()
@@ -85,6 +98,10 @@ class LiveReporter:
 
     def warn(self, text: str) -> None:
         self._console.print(f"warning: {text}", style="yellow")
+
+    def printed(self, line: str) -> None:
+        """A line that somebody else has printed: a tool, a library."""
+        self._console.print(Text.from_ansi(line))
 
 
 def step_text(line: StepLine) -> str:

@@ -5,9 +5,10 @@ from pathlib import Path
 import click
 
 from moonmill.cli.options import json_option, set_option
+from moonmill.cli.results import Command
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("config", type=click.Path(path_type=Path))
 @set_option
 @json_option

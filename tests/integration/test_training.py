@@ -123,3 +123,24 @@ def test_a_finished_run_says_how_to_go_on(moonmill: Cli, config: Path) -> None:
     resumed = moonmill("train", config, "--set", "train.steps=2", "--resume")
     assert "raise train.steps" in resumed.stderr
     assert moonmill("train", config, "--set", "train.steps=4", "--resume").returncode == 0
+
+
+def test_tools_that_print_do_not_spoil_the_results_in_json(moonmill: Cli, config: Path, tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(
+        "import os\nfrom moonmill import tool\nfrom moonmill.envs.library.calculator import Calculator\n"
+        "print('noise of the module')\n"
+        "class Noisy(Calculator):\n"
+        "    @tool\n"
+        "    def calculate(self, expression: str) -> str:\n"
+        "        'Work it out.'\n"
+        "        print('noise of the tool')\n"
+        "        os.system('echo noise of a program')\n"
+        "        return super().calculate(expression)\n"
+    )
+    result = moonmill("train", config, "--set", "env.id=noisy.py:Noisy", "--set", "train.steps=1", "--json")
+    assert result.returncode == 0, result.stderr
+    summary = as_json(result)
+    assert isinstance(summary, dict)
+    assert summary["steps"] == 3
+    for who in ("the module", "the tool", "a program"):
+        assert f"noise of {who}" in result.stderr

@@ -171,13 +171,10 @@ def test_progress_elsewhere_than_on_a_terminal_is_plain_lines_on_stderr(capsys):
     ]
 
 
-def test_progress_on_a_terminal_keeps_evaluations_and_warnings(monkeypatch):
+def test_progress_on_a_terminal_keeps_evaluations_and_warnings():
     stream = io.StringIO()
-    monkeypatch.setattr(
-        "moonmill.cli.progress.console",
-        lambda _: Console(file=stream, force_terminal=True, width=140, markup=False, highlight=False),
-    )
-    with LiveReporter() as reporter:
+    out = Console(file=stream, force_terminal=True, width=140, markup=False, highlight=False)
+    with LiveReporter(out) as reporter:
         reporter.phase("training")
         reporter.step(STEP)
         reporter.eval(evaluation("after", 0.5))

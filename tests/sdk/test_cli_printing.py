@@ -1,0 +1,164 @@
+"""Author's code prints as it likes: results stay readable, and so does the live display."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moonmill.cli import cli
+from moonmill.cli.results import Command, results
+
+NOISY = """
+import atexit, os, threading, time
+
+def noise(who):
+    print("noise of", who)
+    os.system(f"echo noise of a program of {who}")
+    os.write(1, b"noise below python\\n")
+
+noise("the module")
+atexit.register(print, "noise at the end")
+
+from moonmill import MultiTurnEnv, Task, reward, tool
+
+def never_silent():
+    while True:
+        print("noise of a thread")
+        time.sleep(0.001)
+
+class Noisy(MultiTurnEnv):
+    def __init__(self):
+        noise("the constructor")
+
+    def tasks(self, split):
+        noise("the tasks")
+        yield Task("say something")
+
+    @tool
+    def speak(self) -> str:
+        "Speak."
+        noise("the tool")
+        threading.Thread(target=never_silent, daemon=True).start()
+        return "spoken"
+
+    @reward
+    def loud(self, rollout):
+        noise("the reward")
+        return 1.0
+"""
+
+
+@pytest.fixture
+def noisy(tmp_path: Path) -> str:
+    (tmp_path / "noisy.py").write_text(NOISY)
+    return f"{tmp_path / 'noisy.py'}:Noisy"
+
+
+def moonmill(*arguments: str, input: str = "") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "moonmill", *arguments]
+    return subprocess.run(command, input=input, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_what_an_environment_prints_while_it_is_shown_goes_to_stderr(noisy: str) -> None:
+    done = moonmill("envs", "show", noisy, "--json")
+    assert json.loads(done.stdout)["tools"][0]["name"] == "speak"
+    for who in ("the module", "a program of the constructor", "the tasks"):
+        assert f"noise of {who}" in done.stderr
+    assert "noise below python" in done.stderr
+
+
+def test_what_an_environment_prints_in_an_episode_goes_to_stderr(noisy: str) -> None:
+    done = moonmill("envs", "play", noisy, "--json", input="/speak\nfinished\n")
+    assert json.loads(done.stdout)["reward"] == 1.0
+    for who in ("the tool", "a program of the tool", "a program of the reward", "a thread"):
+        assert f"noise of {who}" in done.stderr
+    assert "noise at the end" in done.stderr
+
+
+def test_stdout_is_given_back_also_after_an_error(noisy: str) -> None:
+    code = (
+        "import os\nfrom moonmill.cli import cli\n"
+        f"for args in (['envs', 'show', {noisy!r}, '--json'], ['envs', 'show', 'nothing-v0']):\n"
+        "    cli.main(args, standalone_mode=False)\n"
+        "print('ours', flush=True)\nos.system('echo ours too')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    shown, _, rest = done.stdout.partition("\n}\n")
+    assert json.loads(shown + "}")["tools"]
+    assert rest.splitlines() == ["ours", "ours too", "noise at the end"]
+
+
+@pytest.mark.parametrize("closing", ["<&0 >&-", "<&0 2>&-"])
+def test_a_closed_stream_is_no_error(closing: str, noisy: str) -> None:
+    script = f"{sys.executable} -m moonmill envs show {noisy} --json {closing}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+
+
+def test_a_reader_that_leaves_a_result_is_no_error() -> None:
+    script = f"{sys.executable} -m moonmill envs show calculator-v0 --json | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_every_command_that_may_run_an_authors_code_guards_its_results() -> None:
+    import click
+
+    def leaves(group: click.Group) -> dict[str, click.Command]:
+        found: dict[str, click.Command] = {}
+        for name in group.list_commands(click.Context(group)):
+            command = group.get_command(click.Context(group), name)
+            assert command
+            found |= leaves(command) if isinstance(command, click.Group) else {name: command}
+        return found
+
+    unguarded = {name for name, command in leaves(cli).items() if not isinstance(command, Command)}
+    assert unguarded == {"serve"}  # its engine is a process of its own, which prints one line to a pipe
+
+
+def test_outside_a_command_results_go_to_stdout() -> None:
+    assert results() is sys.stdout
+
+
+LIVE = """
+import os, sys, time
+from moonmill.cli.progress import reporting
+from moonmill.reporting import StepLine
+
+with reporting() as reporter:
+    reporter.phase("training")
+    reporter.step(StepLine(1, 9, 1, reward=0.5))
+    print("said by a tool")
+    print("complained by a tool", file=sys.stderr)
+    os.system("echo said by a program; echo complained by a program >&2")
+    os.write(1, b"\\x1b[2A10%\\rhalf\\rwhole\\n")
+    time.sleep(0.5)
+    os.system("(sleep 3; echo left behind) &")
+    os.write(2, b"without an end")
+print("afterwards")
+"""
+
+
+def test_what_is_printed_beside_a_live_display_stands_above_it_in_whole_lines() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", LIVE])
+    shown = b""
+    while b"afterwards" not in shown and b"Traceback" not in shown:
+        shown += os.read(terminal, 1 << 16)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
+    os.close(terminal)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in plain.split("\n")]
+    for who in ("a tool", "a program"):
+        assert f"said by {who}" in lines
+        assert f"complained by {who}" in lines
+    assert "whole" in lines
+    assert "without an end" in lines
+    assert "training" in lines[lines.index("whole") + 1]
