@@ -111,7 +111,7 @@ def _fits(type: inspect.Type, value: Any) -> bool:
         case inspect.IntType():
             return isinstance(value, int) and not isinstance(value, bool) and _within(type, value)
         case inspect.FloatType():
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
             return number and _within(type, value)
         case inspect.StrType():
             return isinstance(value, str)
@@ -121,6 +121,13 @@ def _fits(type: inspect.Type, value: Any) -> bool:
             return False  # what has the right shape was looked into before
         case _:
             return True
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def _length_fits(type: inspect.Type, value: list[Any]) -> bool:

@@ -6,7 +6,9 @@ one error, with its dotted path, its line, the value seen and what belongs there
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ from moonmill.config_check import describe_all, problems
 from moonmill.errors import ConfigError
 
 KeyPath = tuple[str, ...]
+_LARGEST_FILE = 1 << 20
+"""Bytes. A config has some thousand."""
+_SHOWN = 100
+"""Characters of an override that a message repeats."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -83,14 +89,32 @@ def dump_config(config: Config) -> str:
     return plain_yaml.dump(_plain(config))
 
 
+def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys under which two configs have different values, with both values."""
+    return dict(_differences("", _plain(before), _plain(now)))
+
+
+def _differences(key: str, before: Any, now: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in dict.fromkeys((*before, *now)):
+            yield from _differences(f"{key}.{name}" if key else name, before.get(name), now.get(name))
+    elif before != now:
+        yield key, (before, now)
+
+
 def _read(path: Path) -> str:
     try:
+        about = path.stat()
+        if stat.S_ISDIR(about.st_mode):
+            inside = f"{path / 'config.yaml'}" if (path / "config.yaml").exists() else "the YAML file in it"
+            raise ConfigError(f"{path} is a folder, not a config file; give {inside}")
+        if not stat.S_ISREG(about.st_mode):  # reading a pipe may wait for ever, a device gives no end
+            raise ConfigError(f"{path} is a pipe, a socket or a device; give a file")
+        if about.st_size > _LARGEST_FILE:
+            raise ConfigError(f"{path} has {about.st_size:,} bytes, but a config at most {_LARGEST_FILE:,}")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as e:
         raise ConfigError(f"no config file {path}{_neighbours(path)}") from e
-    except IsADirectoryError as e:
-        inside = f"{path / 'config.yaml'}" if (path / "config.yaml").exists() else "the YAML file in it"
-        raise ConfigError(f"{path} is a folder, not a config file; give {inside}") from e
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path} is not a text file in UTF-8: byte {e.start} is {e.object[e.start]:#04x}") from e
     except OSError as e:
@@ -98,9 +122,12 @@ def _read(path: Path) -> str:
 
 
 def _neighbours(path: Path) -> str:
-    if not path.parent.is_dir():
+    try:
+        names = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))
+    except FileNotFoundError:
         return f": there is no folder {path.parent}"
-    names = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))
+    except OSError:
+        return ""
     near = difflib.get_close_matches(path.name, names, n=1)
     if near:
         return f", did you mean {path.parent / near[0]}?"
@@ -115,11 +142,19 @@ def _override(data: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[s
         name, equals, text = override.partition("=")
         path = tuple(name.strip().split("."))
         if not equals or not all(path):
-            raise ConfigError(f"--set {override}: expected key=value, such as learner.lr=1e-4")
-        value = plain_yaml.parse(text, f"the value of --set {override}").data
+            raise ConfigError(f"--set {_shown(override)}: expected key=value, such as learner.lr=1e-4")
+        if len(path) > plain_yaml.DEEPEST:
+            raise ConfigError(
+                f"--set {_shown(override)}: the key has {len(path)} parts, at most {plain_yaml.DEEPEST} do"
+            )
+        value = plain_yaml.parse(text, f"the value of --set {_shown(override)}").data
         _put(result, path, value, override)
         paths.append(path)
     return result, paths
+
+
+def _shown(override: str) -> str:
+    return override if len(override) <= _SHOWN else f"{override[: _SHOWN - 1]}…"
 
 
 def _put(section: dict[str, Any], path: KeyPath, value: Any, override: str) -> None:
@@ -128,7 +163,7 @@ def _put(section: dict[str, Any], path: KeyPath, value: Any, override: str) -> N
         inner = section.get(key)
         if inner is not None and not isinstance(inner, dict):
             raise ConfigError(
-                f"--set {override}: `{'.'.join(path[:depth])}` is the value {inner!r}, with no keys in it"
+                f"--set {_shown(override)}: `{'.'.join(path[:depth])}` is the value {inner!r:.100}, with no keys in it"
             )
         section[key] = dict(inner or {})
         section = section[key]
@@ -140,7 +175,8 @@ def _resolve_paths(config: Config, folder: Path, overridden: Sequence[KeyPath]) 
         places = (folder, Path.cwd())
         typed_here = any(key[: len(path)] == path for path in overridden)
         candidates = [place / name for place in (reversed(places) if typed_here else places)]
-        return next((c.resolve() for c in candidates if c.exists()), None)
+        # os.path, unlike Path, takes a name that no file can have for one that does not exist.
+        return next((c.resolve() for c in candidates if os.path.exists(c)), None)
 
     model = look(("model", "path"), config.model.path)
     if model is not None and model.is_dir():

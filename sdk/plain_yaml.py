@@ -1,12 +1,13 @@
 """YAML as a person writing a config means it.
 
 YAML 1.2's plain values: `1e-6` is a number; `yes`, `on` and `12:30` are text; only `true` and `false` are truth values.
-A key that stands twice in one mapping is refused, instead of the second silently winning. What `dump` writes, both
-`parse` and readers of YAML 1.1 read back as the same values.
+A key that stands twice in one mapping is refused, instead of the second silently winning; so is what no config has use
+for: types beyond JSON's, nesting without end, aliases that grow into something huge. What `dump` writes, both `parse`
+and readers of YAML 1.1 read back as the same values.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import yaml
@@ -16,11 +17,20 @@ from moonmill.errors import ConfigError
 
 Path = tuple[str, ...]
 
+DEEPEST = 64
+"""How deep mappings and lists may nest."""
+_SHOWN = 60
+"""Characters of a wrong value that a message repeats."""
+_MOST_VALUES = 100_000
+"""Values of a document, each counted as often as aliases repeat it."""
 _FLOAT = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
 )
 _LINE_BREAKS = re.compile("[\x85\u2028\u2029\ufeff]")
 _INT = re.compile(r"[-+]?[0-9]+$")
+_NULL = re.compile(r"(?:~|null|Null|NULL|)$")
+_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Document(Struct, frozen=True):
@@ -48,7 +58,7 @@ def parse(text: str, source: str) -> Document:
         raise ConfigError(f"{source} is not valid YAML{where}: {e.problem or e.context}") from e
     except yaml.reader.ReaderError as e:
         raise ConfigError(f"{source} is not valid YAML: character #x{e.character:04x} is not allowed in it") from e
-    except ValueError as e:
+    except (ValueError, OverflowError) as e:  # an escape beyond Unicode
         raise ConfigError(f"{source} is not valid YAML: {e}") from e
 
 
@@ -59,20 +69,77 @@ def dump(data: Any) -> str:
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # YAML 1.1's are not wanted
+    yaml_constructors: dict[str, Callable[..., Any]] = {}  # nor are its dates, sets and bytes
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._open = 0
+        self._extents: dict[int, _Extent] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Refuse here what would take all stack or memory later."""
+        mark = self.peek_event().start_mark
+        self._open += 1
+        _refuse(self._open > DEEPEST, f"it is nested more than {DEEPEST} deep", mark)
+        node = super().compose_node(parent, index)
+        self._open -= 1
+        if node is not None and id(node) not in self._extents:
+            text = node.value if isinstance(node, yaml.ScalarNode) else ""
+            _refuse(_LONE_SURROGATE.search(text), "half a character (a lone surrogate) is no text", mark)
+            extent = self._extents[id(node)] = self._extent(node)
+            _refuse(extent.depth > DEEPEST, f"with its aliases it is nested more than {DEEPEST} deep", mark)
+            _refuse(extent.values > _MOST_VALUES, f"with its aliases it has more than {_MOST_VALUES:,} values", mark)
+        return node
+
+    def _extent(self, node: yaml.Node) -> "_Extent":
+        parts = [] if isinstance(node, yaml.ScalarNode) else node.value
+        parts = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+        # One that is missing holds this node: a cycle, which the constructor refuses.
+        inside = [self._extents[id(part)] for part in parts if id(part) in self._extents]
+        return _Extent(1 + sum(e.values for e in inside), 1 + max((e.depth for e in inside), default=0))
+
+
+class _Extent(Struct, frozen=True):
+    """How much a node holds, aliases followed."""
+
+    values: int
+    depth: int
+
+
+def _refuse(wrong: object, problem: str, mark: yaml.Mark) -> None:
+    if wrong:
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _add_scalar(name: str, form: re.Pattern[str], first: list[str], convert: Callable[[str], Any]) -> None:
+    """A kind of plain value: found by its form, and where a tag asks for it, refused in any other."""
+
+    def construct(loader: _Loader, node: yaml.ScalarNode) -> Any:
+        text = str(loader.construct_scalar(node))
+        _refuse(not form.match(text), f"{text[:_SHOWN]!r} is no {name}", node.start_mark)
+        try:
+            return convert(text)
+        except ValueError as e:  # a number of more digits than Python reads
+            raise yaml.MarkedYAMLError(problem=str(e), problem_mark=node.start_mark) from e
+
+    _Loader.add_implicit_resolver(f"{_TAG}{name}", form, first)
+    _Loader.add_constructor(f"{_TAG}{name}", construct)
+
+
+def _number(text: str) -> float:
+    """YAML writes `.inf` and `.nan`."""
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
 
 _TAG = "tag:yaml.org,2002:"
-_Loader.add_implicit_resolver(f"{_TAG}null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_Loader.add_implicit_resolver(f"{_TAG}bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-_Loader.add_implicit_resolver(f"{_TAG}int", _INT, list("-+0123456789"))
-_Loader.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+.0123456789"))
-
-
-def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(loader.construct_scalar(node))
-
-
-_Loader.add_constructor(f"{_TAG}int", _whole_number)
+_Loader.add_constructor(f"{_TAG}str", yaml.SafeLoader.construct_yaml_str)
+_Loader.add_constructor(f"{_TAG}seq", yaml.SafeLoader.construct_yaml_seq)
+_Loader.add_constructor(f"{_TAG}map", yaml.SafeLoader.construct_yaml_map)
+_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)
+_add_scalar("null", _NULL, ["~", "n", "N", ""], lambda text: None)
+_add_scalar("bool", _BOOL, list("tTfF"), lambda text: text.lower() == "true")
+_add_scalar("int", _INT, list("-+0123456789"), int)
+_add_scalar("float", _FLOAT, list("-+.0123456789"), _number)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -8,6 +8,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -144,7 +145,7 @@ def _signature(factory: Callable[..., Any]) -> inspect.Signature:
 @cache
 def _resolve(place: str) -> Callable[..., Any]:
     module_name, _, attribute = place.rpartition(":")
-    module = _load_file(Path(module_name).resolve()) if module_name.endswith(".py") else _load_module(module_name)
+    module = _load_file(_file(module_name)) if module_name.endswith(".py") else _load_module(module_name)
     found = getattr(module, attribute, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
@@ -155,6 +156,13 @@ def _resolve(place: str) -> Callable[..., Any]:
     return result
 
 
+def _file(name: str) -> Path:
+    # os.path, unlike Path, takes a name that no file can have for one that does not exist.
+    if not os.path.isfile(name):
+        raise RegistryError(f"there is no environment file {os.path.abspath(name):.300}")
+    return Path(name).resolve()
+
+
 def _load_module(name: str) -> ModuleType:
     with _importing(f"the environment's module {name!r}"):
         return importlib.import_module(name)
@@ -163,8 +171,6 @@ def _load_module(name: str) -> ModuleType:
 @cache
 def _load_file(path: Path) -> ModuleType:
     """The module of a file. It is run once, however many environments of it are made."""
-    if not path.is_file():
-        raise RegistryError(f"there is no environment file {path}")
     name = f"moonmill_env_{path.stem}_{abs(hash(path)):x}"
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None

@@ -2,10 +2,10 @@
 sense."""
 
 import itertools
+import os
 import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from msgspec import Struct
 
@@ -107,7 +107,7 @@ def _prompts(config: Config) -> str:
 
 def _may_exist(path: str) -> bool:
     """A folder, or what could be the id of a model on a hub."""
-    return Path(path).is_dir() or _HUB_ID.fullmatch(path) is not None
+    return os.path.isdir(path) or _HUB_ID.fullmatch(path) is not None
 
 
 def _make(config: Config) -> MultiTurnEnv:

@@ -1,6 +1,7 @@
 """`moonmill eval`: what is evaluated is an environment and a policy; a config or a run names both."""
 
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -80,9 +81,9 @@ def settings(target: str, model: Path | None, overrides: tuple[str, ...]) -> "Co
     from moonmill.config_io import load_config, make_config
 
     given = Path(target)
-    if given.is_dir():
+    if os.path.isdir(given):
         config_file, model = given / "config.yaml", model or given
-    elif given.is_file() or given.suffix in (".yaml", ".yml"):
+    elif os.path.isfile(given) or given.suffix in (".yaml", ".yml"):
         config_file = given
     elif model is None:
         raise click.UsageError(f"{target} is neither a config file nor a run, so an environment: say --model for it")

@@ -1,5 +1,7 @@
 """Config files: what is read, what is refused, and in which words."""
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,7 +27,8 @@ from moonmill.config import (
 )
 from moonmill.config_check import problems
 from moonmill.config_io import dump_config, load_config, make_config
-from moonmill.errors import ConfigError
+from moonmill.errors import ConfigError, RegistryError
+from moonmill.registry import make
 from moonmill.types import Sampling
 
 MINIMAL = "env: {id: calculator-v0}\nmodel: {path: somewhere/else}\n"
@@ -268,6 +271,134 @@ def test_a_file_that_holds_no_mapping_says_where_it_goes_wrong(write, text, word
     said = refusal(path)
     assert said.startswith(str(path))
     assert words in said
+
+
+ODD_YAML = [
+    ("[" * 3000, "nested more than 64 deep"),
+    ("{a: " * 3000, "nested more than 64 deep"),
+    ('!!timestamp "no"', "could not determine a constructor for the tag"),
+    ("!!timestamp 2001-01-01", "could not determine a constructor for the tag"),
+    ('!!binary "?"', "could not determine a constructor for the tag"),
+    ("!!set {a}", "could not determine a constructor for the tag"),
+    ('!!bool "zzz"', "line 1, column 1: 'zzz' is no bool"),
+    ('!!int "x"', "line 1, column 1: 'x' is no int"),
+    ('!!float "x"', "line 1, column 1: 'x' is no float"),
+    ("!!null x", "line 1, column 1: 'x' is no null"),
+    ("!!int [1]", "expected a scalar node, but found sequence"),
+    ("!!map 3", "expected a mapping node, but found scalar"),
+    ("{!!merge <<: 3}", "expected a mapping or list of mappings for merging"),
+    ("9" * 5000, "Exceeds the limit (4300 digits)"),
+    ('"\\ud800"', "half a character (a lone surrogate) is no text"),
+    ('"\\UFFFFFFFF"', "is not valid YAML: "),
+    ("\x00", "character #x0000 is not allowed in it"),
+    (
+        ", ".join(["[&a0 [x, x]", *(f"&a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60))]) + "]",
+        "with its aliases it has more than 100,000 values",
+    ),
+    (
+        ", ".join(["[&a0 [x]", *(f"&a{i} [*a{i - 1}]" for i in range(1, 600))]) + "]",
+        "with its aliases it is nested more than 64 deep",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), ODD_YAML, ids=[text[:24] for text, _ in ODD_YAML])
+def test_odd_yaml_is_refused_in_a_file_and_on_the_command_line(write, text, words):
+    said = refusal(write(f"{MINIMAL}name: {text}"))
+    assert words.replace("line 1, column 1", "line 3, column 7") in said
+    assert len(said) < 400
+    said = refusal(write(MINIMAL), f"env.args.x={text}")
+    assert words in said
+    assert len(said) < 400
+
+
+def test_an_alias_may_repeat_a_value(write):
+    config = load_config(write("env: {id: e-v0, args: {a: &a [1, 2], b: *a}}\nmodel: {path: p}"))
+    assert config.env.args == {"a": [1, 2], "b": [1, 2]}
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "{",
+                "}",
+                "[",
+                "]",
+                "a",
+                ": ",
+                ", ",
+                "- ",
+                "\n",
+                "  ",
+                "&a ",
+                "*a",
+                "!!int ",
+                "!!map ",
+                "!!bool ",
+                "!!x ",
+                "? ",
+                "|",
+                ">",
+                "'",
+                '"',
+                "\\",
+                "\\0",
+                "0",
+                "1e9",
+                "~",
+                "<<",
+                "#",
+                "%",
+                "@",
+                "\t",
+                "\0",
+                "\x85",
+            ]
+        )
+    )
+)
+def test_any_text_is_read_or_refused(parts):
+    with contextlib.suppress(ConfigError):
+        plain_yaml.dump(plain_yaml.parse("".join(parts), "it").data)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"learner: {{lr: {'9' * 400}}}", "learner.lr (line 3): expected a number above 0, got 999"),
+        (f"eval: {{temperatures: [{'9' * 400}]}}", "expected a number of at least 0, got 999"),
+    ],
+)
+def test_a_number_that_no_float_can_hold_is_refused(write, line, words):
+    assert words in refusal(write(MINIMAL + line))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, '"\\0"', f"{'y' * 300}.py:Env", '"\\0.py:Env"'])
+def test_a_name_that_no_file_can_have_names_no_file(write, name):
+    config = load_config(write(f"env: {{id: {name}}}\nmodel: {{path: {name}}}"))
+    with pytest.raises(RegistryError, match="there is no environment"):
+        make(config.env.id)
+
+
+def test_an_overrides_key_has_a_bounded_length(write):
+    assert "the key has 2502 parts" in refusal(write(MINIMAL), f"env.args{'.a' * 2500}=1")
+
+
+def test_what_is_no_ordinary_file_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert "is a pipe, a socket or a device" in refusal(tmp_path / "pipe.yaml")
+    assert "is a pipe, a socket or a device" in refusal(Path("/dev/zero"))
+
+
+def test_a_huge_file_is_refused_unread(tmp_path):
+    with open(tmp_path / "huge.yaml", "wb") as file:
+        file.truncate(1 << 30)
+    assert "has 1,073,741,824 bytes, but a config at most 1,048,576" in refusal(tmp_path / "huge.yaml")
+
+
+def test_a_name_too_long_for_a_file_is_refused(tmp_path):
+    assert "File name too long" in refusal(tmp_path / f"{'x' * 300}.yaml")
 
 
 def test_a_key_that_stands_twice_is_refused(write):
