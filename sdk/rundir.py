@@ -8,18 +8,28 @@
     weights/          published versions that may still be asked for
     logs/             what engine and learner said
 
-One process writes to it at a time: `lock` holds it.
+One process writes to it at a time: `lock` holds it. A run has begun once a rollout has finished; until then nothing is
+lost by beginning again, with whatever config.
 """
 
 import fcntl
 import os
+import shutil
+import stat
+import time
 from pathlib import Path
 
 from moonmill.config import Config
-from moonmill.config_io import dump_config, load_config
+from moonmill.config_io import differences, dump_config, load_config
 from moonmill.errors import RunDirectoryError
 
-_FIXED = ("env", "model", "sampling", "algorithm", "learner")
+_FIXED = ("env", "model", "sampling", "algorithm", "learner", "train.seed")
+"""What is trained: it stays what it was for the whole of a run."""
+_LOCK_SECONDS = 1.0
+"""Who looks whether a run is in use holds its lock for an instant: to be refused takes longer."""
+_LOCK_POLL_SECONDS = 0.02
+_SHOWN = 200
+"""Characters of a path that a message repeats."""
 
 
 class RunDirectory:
@@ -34,59 +44,92 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights"
         self.logs = path / "logs"
+        self._lock_file = path / "lock"
         self._lock: int | None = None
 
     @classmethod
     def create(cls, path: Path, config: Config) -> "RunDirectory":
-        """A new run. Raises `RunDirectoryError` where one stands already or nothing can be written."""
+        """A new run. Raises `RunDirectoryError` where one has begun already or nothing can be written."""
         run = cls(path)
-        if run.steps.exists() or run.rollouts.exists():
-            raise RunDirectoryError(
-                f"{path} already holds a run: continue it with --resume, choose another run_dir, or remove the folder"
-            )
-        run._prepare(config)
+        run.check(config, resume=False)
+        run._prepare(config, resume=False)
         return run
 
     @classmethod
     def resume(cls, path: Path, config: Config) -> "RunDirectory":
         """An earlier run, to be continued with a config that trains the same thing."""
         run = cls.open(path)
-        before = load_config(run.config)
-        for name in _FIXED:
-            if getattr(before, name) != getattr(config, name):
-                raise RunDirectoryError(
-                    f"{path} was made with other values under `{name}`, and a run keeps what it was begun with: "
-                    f"{getattr(before, name)} then, {getattr(config, name)} now. Set them back, or start a new run"
-                )
-        if before.train.seed != config.train.seed:
-            raise RunDirectoryError(f"{path} was begun with train.seed {before.train.seed}, not {config.train.seed}")
-        run._prepare(config)
+        run.check(config, resume=True)
+        run._prepare(config, resume=run.has_begun)
         return run
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
         """An existing run, to read."""
         run = cls(path)
-        if not run.config.exists():
-            raise RunDirectoryError(f"{path} is not a run directory: it has no config.yaml")
+        if not os.path.exists(run.config):
+            raise RunDirectoryError(f"{_shown(path)} is not a run directory: it has no config.yaml")
         return run
+
+    @property
+    def has_begun(self) -> bool:
+        """A rollout has finished, or a step was made."""
+        logs = (self.rollouts, self.steps)
+        made = (c for c in self.checkpoints.glob("step-*") if c != self._before_the_first_step)
+        return any(log.exists() and log.stat().st_size for log in logs) or any(made)
+
+    def check(self, config: Config, *, resume: bool) -> None:
+        """Refuse what `create` or `resume` would refuse, and touch nothing."""
+        _check_place(self.path)
+        if not resume:
+            if self.has_begun:
+                raise RunDirectoryError(
+                    f"{self.path} already holds a run: continue it with --resume, choose another run_dir, or remove "
+                    "the folder"
+                )
+            return
+        self.open(self.path)
+        if not self.has_begun:
+            return
+        changed = [
+            f"{key}: {before!r:.100} then, {now!r:.100} now"
+            for key, (before, now) in differences(load_config(self.config), config).items()
+            if any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED)
+        ]
+        if changed:
+            raise RunDirectoryError(
+                "\n  ".join((f"{self.path} was begun with other values, and a run keeps what it trains:", *changed))
+                + "\nSet them back, or start a new run (another run_dir). On --resume may differ: engine, async, eval, "
+                "and train but for train.seed"
+            )
 
     def lock(self) -> None:
         """Hold the run until this process ends or `unlock` is called."""
-        self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            self.unlock()
-            raise RunDirectoryError(f"another process is training in {self.path}") from e
+        self._lock = os.open(self._lock_file, os.O_CREAT | os.O_RDWR, 0o644)
+        end = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                if time.monotonic() < end:
+                    time.sleep(_LOCK_POLL_SECONDS)
+                    continue
+                self.unlock()
+                raise RunDirectoryError(f"another process is training in {self.path}") from e
+            return
 
     def in_use(self) -> bool:
         """A process is training in it now."""
         try:
-            self.lock()
-        except RunDirectoryError:
+            lock = os.open(self._lock_file, os.O_RDONLY)
+        except OSError:  # never locked, or by somebody whose runs we cannot read
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
             return True
-        self.unlock()
+        finally:
+            os.close(lock)
         return False
 
     def unlock(self) -> None:
@@ -94,15 +137,51 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def _prepare(self, config: Config) -> None:
+    @property
+    def _before_the_first_step(self) -> Path:
+        """The checkpoint of a run that was stopped before its first step."""
+        return self.checkpoints / "step-000000"
+
+    def _prepare(self, config: Config, *, resume: bool) -> None:
         try:
-            for folder in (self.path, self.checkpoints, self.weights, self.logs):
-                folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(self.path, os.W_OK):
-                raise PermissionError(13, "Permission denied")
+            self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
+            if not resume:
+                self._begin_again()
+            for folder in (self.checkpoints, self.weights, self.logs):
+                folder.mkdir(exist_ok=True)
             temporary = self.config.with_suffix(".tmp")
             temporary.write_text(dump_config(config))
             temporary.replace(self.config)
         except OSError as e:
+            self.unlock()
             raise RunDirectoryError(f"cannot write the run directory {self.path}: {e.strerror}") from e
+
+    def _begin_again(self) -> None:
+        """Forget an attempt from which no rollout came. Called with the lock held."""
+        if self.has_begun:
+            self.unlock()
+            raise RunDirectoryError(f"another process has begun a run in {self.path} meanwhile")
+        if self.events.exists():
+            self.events.unlink()
+            shutil.rmtree(self._before_the_first_step, ignore_errors=True)
+
+
+def _check_place(path: Path) -> None:
+    """A folder that can be written, or a name one could be made under."""
+    try:
+        if not stat.S_ISDIR(path.stat().st_mode):
+            raise RunDirectoryError(f"run_dir: {_shown(path)} is a file: choose another run_dir, or remove it")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as e:  # too long, below a file, with a NUL
+        why = getattr(e, "strerror", None) or e
+        raise RunDirectoryError(f"run_dir: {_shown(path)} cannot be a folder: {why}; choose another run_dir") from e
+    nearest = next((p for p in (path, *path.absolute().parents) if p.exists()), path)
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise RunDirectoryError(f"run_dir: {path} cannot be written: {nearest} is read-only or not ours")
+
+
+def _shown(path: Path) -> str:
+    text = str(path).replace("\0", "\\0")
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
