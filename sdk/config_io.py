@@ -86,12 +86,12 @@ def make_config(
 
 def dump_config(config: Config) -> str:
     """`config` as YAML, with every value, the defaults too."""
-    return plain_yaml.dump(_plain(config))
+    return plain_yaml.dump(plain(config))
 
 
 def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
     """The dotted keys under which two configs have different values, with both values."""
-    return dict(_differences("", _plain(before), _plain(now)))
+    return dict(_differences("", plain(before), plain(now)))
 
 
 def _differences(key: str, before: Any, now: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -188,14 +188,14 @@ def _resolve_paths(config: Config, folder: Path, overridden: Sequence[KeyPath]) 
     return config
 
 
-def _plain(value: Any) -> Any:
-    """Builtins, with defaults: `msgspec.to_builtins` leaves them out where a struct says so."""
+def plain(value: Any) -> Any:
+    """Builtins, with tags and defaults: `msgspec.to_builtins` leaves those out where a struct says so."""
     if isinstance(value, msgspec.Struct):
         info = value.__struct_config__
         tag = {info.tag_field: info.tag} if info.tag_field else {}
-        return tag | {f.encode_name: _plain(getattr(value, f.name)) for f in msgspec.structs.fields(value)}
+        return tag | {f.encode_name: plain(getattr(value, f.name)) for f in msgspec.structs.fields(value)}
     if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: plain(v) for k, v in value.items()}
     return value

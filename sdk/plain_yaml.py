@@ -8,7 +8,7 @@ and readers of YAML 1.1 read back as the same values.
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from msgspec import Struct
@@ -67,9 +67,14 @@ def dump(data: Any) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
+_TAG = "tag:yaml.org,2002:"
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # YAML 1.1's are not wanted
-    yaml_constructors: dict[str, Callable[..., Any]] = {}  # nor are its dates, sets and bytes
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {  # nor are its dates, sets and bytes
+        tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)
+    }
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -78,7 +83,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Refuse here what would take all stack or memory later."""
-        mark = self.peek_event().start_mark
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         self._open += 1
         _refuse(self._open > DEEPEST, f"it is nested more than {DEEPEST} deep", mark)
         node = super().compose_node(parent, index)
@@ -131,11 +136,6 @@ def _number(text: str) -> float:
     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
 
-_TAG = "tag:yaml.org,2002:"
-_Loader.add_constructor(f"{_TAG}str", yaml.SafeLoader.construct_yaml_str)
-_Loader.add_constructor(f"{_TAG}seq", yaml.SafeLoader.construct_yaml_seq)
-_Loader.add_constructor(f"{_TAG}map", yaml.SafeLoader.construct_yaml_map)
-_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)
 _add_scalar("null", _NULL, ["~", "n", "N", ""], lambda text: None)
 _add_scalar("bool", _BOOL, list("tTfF"), lambda text: text.lower() == "true")
 _add_scalar("int", _INT, list("-+0123456789"), int)

@@ -80,7 +80,7 @@ class RunDirectory:
 
     def check(self, config: Config, *, resume: bool) -> None:
         """Refuse what `create` or `resume` would refuse, and touch nothing."""
-        _check_place(self.path)
+        check_place(self.path)
         if not resume:
             if self.has_begun:
                 raise RunDirectoryError(
@@ -167,7 +167,7 @@ class RunDirectory:
             shutil.rmtree(self._before_the_first_step, ignore_errors=True)
 
 
-def _check_place(path: Path) -> None:
+def check_place(path: Path) -> None:
     """A folder that can be written, or a name one could be made under."""
     try:
         if not stat.S_ISDIR(path.stat().st_mode):

@@ -1,62 +1,79 @@
 """What can be known before a run begins: does the environment load, do its prompts fit, does the algorithm make
-sense."""
+sense.
+
+What needs neither torch nor the model's tokenizer can be had alone (`AT_ONCE`): it is known in a moment.
+"""
 
 import itertools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from pathlib import Path
 
 from msgspec import Struct
 
-from moonmill.agents.rendering import load_renderer
+from moonmill.agents.engine.folder import problem_of
 from moonmill.config import Config
 from moonmill.envs import MultiTurnEnv, Taskset
 from moonmill.errors import ConfigError, MoonmillError
 from moonmill.registry import make
+from moonmill.rundir import RunDirectory, check_place
 from moonmill.trainer.algorithms.presets import resolve
 
+AT_ONCE = ("environment", "algorithm", "asynchrony", "device", "run directory", "model")
+"""Checks that import neither torch (but for a GPU) nor transformers."""
+FOR_PLAYING = ("environment", "device", "model")
+"""Those of them that concern an evaluation."""
 _TASKS_LOOKED_AT = 16
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_DEVICE = re.compile(r"cpu|cuda(?::(\d{1,3}))?")
 
 
 class Check(Struct, frozen=True):
     """One thing that was looked at."""
 
     name: str
-    ok: bool
+    ok: bool | None
+    """None where it could not be looked at, because of another check that failed."""
     detail: str
 
 
 def validate(config: Config) -> tuple[Check, ...]:
     """Look at everything that can be looked at without an engine. Never raises for a bad config."""
-    checks = {
-        "environment": _environment,
-        "algorithm": _algorithm,
-        "asynchrony": _asynchrony,
-        "model": _model,
-        "prompts": _prompts,
-    }
-    return tuple(_run(name, partial(check, config)) for name, check in checks.items())
+    return tuple(_look(config))
 
 
-def require_valid(config: Config) -> None:
-    """Raise `ConfigError` with everything `validate` finds wrong, each thing once."""
-    wrong = dict.fromkeys(c.detail for c in validate(config) if not c.ok)
-    if wrong:
+def require_valid(config: Config, checks: Collection[str] | None = None) -> None:
+    """Raise `ConfigError` with everything that is wrong.
+
+    Args:
+        config: the run's.
+        checks: only these; None takes all.
+    """
+    if wrong := [check.detail for check in _look(config, checks) if check.ok is False]:
         raise ConfigError("\n".join(wrong))
 
 
-def _run(name: str, check: Callable[[], str]) -> Check:
-    try:
-        return Check(name, True, check())
-    except MoonmillError as e:
-        return Check(name, False, str(e))
+def _look(config: Config, names: Collection[str] | None = None) -> Iterator[Check]:
+    failed = set()
+    for name, (check, needs) in _CHECKS.items():
+        if names is not None and name not in names:
+            continue
+        if missing := next((need for need in needs if need in failed), None):
+            failed.add(name)
+            yield Check(name, None, f"not looked at, because of the {missing}")
+            continue
+        try:
+            yield Check(name, True, check(config))
+        except MoonmillError as e:
+            failed.add(name)
+            yield Check(name, False, str(e))
 
 
 def _environment(config: Config) -> str:
     env = _make(config)
-    return f"{config.env.id}: tools {', '.join(t.name for t in env.tool_specs) or 'none'}"
+    return f"{config.env.id}, tools: {', '.join(t.name for t in env.tool_specs) or 'none'}"
 
 
 def _algorithm(config: Config) -> str:
@@ -77,17 +94,51 @@ def _asynchrony(config: Config) -> str:
     return f"at most {config.async_.max_staleness} versions stale, {config.async_.max_concurrent} episodes in flight"
 
 
+def _device(config: Config) -> str:
+    device = config.model.device
+    known = _DEVICE.fullmatch(device)
+    if known is None:
+        raise ConfigError(f"model.device: {device!r:.60} is unknown: give cpu, cuda, or cuda:1 for the second GPU")
+    if device == "cpu":
+        return device
+    import torch
+
+    if not torch.cuda.is_available():
+        why = "this machine has none that it can use" if torch.version.cuda else "this PyTorch is built without CUDA"
+        raise ConfigError(
+            f"model.device: {device}: PyTorch finds no GPU: {why}. Set model.device to cpu, or install the driver "
+            "and a PyTorch with CUDA"
+        )
+    count = torch.cuda.device_count()
+    if int(known[1] or 0) >= count:
+        raise ConfigError(f"model.device: {device}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
+    return device
+
+
+def _run_directory(config: Config) -> str:
+    path = Path(config.run_dir)
+    check_place(path)
+    return f"{path}, where a run has begun: --resume continues it" if RunDirectory(path).has_begun else str(path)
+
+
 def _model(config: Config) -> str:
     if not _may_exist(config.model.path):
         raise ConfigError(f"model.path: there is no folder {config.model.path}, and it is no hub id (owner/name)")
-    load_renderer(config.model.path, config.model.renderer)
+    if os.path.isdir(config.model.path) and (problem := problem_of(config.model.path)):
+        raise ConfigError(f"model.path: {problem}")
     return config.model.path
+
+
+def _renderer(config: Config) -> str:
+    from moonmill.agents.rendering import load_renderer  # transformers with it
+
+    return load_renderer(config.model.path, config.model.renderer).name
 
 
 def _prompts(config: Config) -> str:
     """The first tasks of both splits leave room for an action."""
-    if not _may_exist(config.model.path):
-        return "not looked at: there is no model"
+    from moonmill.agents.rendering import load_renderer
+
     env = _make(config)
     renderer = load_renderer(config.model.path, config.model.renderer)
     longest = 0
@@ -112,3 +163,16 @@ def _may_exist(path: str) -> bool:
 
 def _make(config: Config) -> MultiTurnEnv:
     return make(config.env.id, **config.env.args)
+
+
+_CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
+    "environment": (_environment, ()),
+    "algorithm": (_algorithm, ()),
+    "asynchrony": (_asynchrony, ()),
+    "device": (_device, ()),
+    "run directory": (_run_directory, ()),
+    "model": (_model, ()),
+    "renderer": (_renderer, ("model",)),
+    "prompts": (_prompts, ("environment", "renderer")),
+}
+"""The checks in their order, each with those that it needs to have passed."""

@@ -53,8 +53,10 @@ def evaluate(
     from moonmill.cli.output import console, print_json
     from moonmill.cli.progress import reporting
     from moonmill.cli.tables import print_evals, print_faults
+    from moonmill.trainer.validate import FOR_PLAYING, require_valid
 
     config = settings(target, model, overrides)
+    require_valid(config, FOR_PLAYING)
     from moonmill.trainer.evaluate import evaluate as run  # takes seconds: a bad config is told before
     from moonmill.trainer.summary import sum_faults
 
@@ -79,6 +81,7 @@ def evaluate(
 def settings(target: str, model: Path | None, overrides: tuple[str, ...]) -> "Config":
     """The config that the arguments of `moonmill eval` stand for."""
     from moonmill.config_io import load_config, make_config
+    from moonmill.errors import ConfigError
 
     given = Path(target)
     if os.path.isdir(given):
@@ -86,7 +89,9 @@ def settings(target: str, model: Path | None, overrides: tuple[str, ...]) -> "Co
     elif os.path.isfile(given) or given.suffix in (".yaml", ".yml"):
         config_file = given
     elif model is None:
-        raise click.UsageError(f"{target} is neither a config file nor a run, so an environment: say --model for it")
+        raise ConfigError(
+            f"{target} is neither a config file nor a run, so an environment: say with --model what is to play it"
+        )
     elif is_run(model):
         config_file = model / "config.yaml"
         if load_config(config_file).env.id != target:

@@ -24,9 +24,13 @@ def train(config: Path, overrides: tuple[str, ...], resume: bool, as_json: bool)
     from moonmill.cli.tables import print_summary
     from moonmill.config_io import load_config
     from moonmill.errors import RunError
+    from moonmill.rundir import RunDirectory
+    from moonmill.trainer.validate import AT_ONCE, require_valid
 
     settings = load_config(config, overrides)
-    from moonmill.trainer.run import train as run  # takes seconds: a bad config is told before
+    RunDirectory(Path(settings.run_dir)).check(settings, resume=resume)
+    require_valid(settings, AT_ONCE)
+    from moonmill.trainer.run import train as run  # takes seconds: what is wrong is told before
 
     arguments = [str(config), *(part for override in overrides for part in ("--set", override))]
     stopped = RunError(f"stopped; resume with: moonmill train {shlex.join(arguments)} --resume")

@@ -1,11 +1,20 @@
 """`moonmill validate`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from moonmill.cli.options import json_option, set_option
 from moonmill.cli.results import Command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from moonmill.config import Config
+    from moonmill.trainer.validate import Check
+
+_WORDS = {True: "ok", False: "wrong", None: ""}
 
 
 @click.command(cls=Command)
@@ -15,22 +24,59 @@ from moonmill.cli.results import Command
 def validate(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a config without training.
 
-    Looks at the environment, the algorithm, the model and whether prompts fit. Exits with 2 where something is wrong.
+    Looks at the environment, the algorithm (and shows what its preset stands for), the device, the run directory, the
+    model, and whether prompts fit. Exits with 2 where something is wrong.
     """
-    from moonmill.cli.output import console, print_json, table
+    from moonmill.cli.output import print_json
     from moonmill.config_io import load_config
+    from moonmill.errors import ConfigError
+    from moonmill.trainer.validate import validate as check_all
 
     settings = load_config(config, overrides)
-    from moonmill.trainer.validate import validate as check_all  # takes seconds: a bad config is told before
-
     checks = check_all(settings)
+    wrong = [check.name for check in checks if check.ok is False]
+    algorithm = None if "algorithm" in wrong else _algorithm(settings)
     if as_json:
-        print_json(checks)
+        print_json({"ok": not wrong, "checks": checks, "algorithm": algorithm})
     else:
-        out = console()
-        grid = table(out, "", "check", "")
-        for check in checks:
-            grid.add_row("ok" if check.ok else "wrong", check.name, check.detail, style=None if check.ok else "red")
-        out.print(grid)
-    if not all(check.ok for check in checks):
-        click.get_current_context().exit(2)
+        _print(checks, algorithm)
+    if wrong:
+        raise ConfigError(f"{config} cannot be trained, because of: {', '.join(wrong)}")
+    if not as_json:
+        _say_ok(checks)
+
+
+def _algorithm(settings: "Config") -> dict[str, Any]:
+    """The preset with what it stands for, overrides in place."""
+    from moonmill.config_io import plain
+    from moonmill.trainer.algorithms.presets import resolve
+
+    resolved = resolve(settings.algorithm, settings.learner.batch_rollouts)
+    return {"preset": settings.algorithm.preset, **plain(resolved)}
+
+
+def _print(checks: "Sequence[Check]", algorithm: dict[str, Any] | None) -> None:
+    from moonmill.cli.output import console, table
+
+    out = console()
+    grid = table(out, "", "check", "")
+    for check in checks:
+        grid.add_row(_WORDS[check.ok], check.name, check.detail, style="red" if check.ok is False else None)
+        if check.name == "algorithm" and algorithm:
+            for part in ("advantage", "objective", "critic"):
+                grid.add_row("", f"  {part}", _settings(algorithm[part]))
+    out.print(grid)
+
+
+def _settings(part: dict[str, Any] | None) -> str:
+    if part is None:
+        return "none"
+    values = ", ".join(f"{key} {value}" for key, value in part.items() if key != "type")
+    return f"{part['type']}: {values}" if "type" in part else values
+
+
+def _say_ok(checks: "Sequence[Check]") -> None:
+    from moonmill.cli.output import console
+
+    *names, last = (check.name for check in checks)
+    console().print(f"ok: {', '.join(names)} and {last} were looked at; engine and learner were not started")

@@ -102,7 +102,7 @@ def test_the_version():
         ("eval calculator-v0 --model nowhere", "Directory 'nowhere' does not exist"),
         (
             "eval calculator-v0",
-            "calculator-v0 is neither a config file nor a run, so an environment: say --model for it",
+            "error: calculator-v0 is neither a config file nor a run, so an environment: say with --model what",
         ),
         ("serve nowhere", "Directory 'nowhere' does not exist"),
         ("serve . --port 70000", "70000 is not in the range 0<=x<=65535"),
@@ -149,6 +149,53 @@ def test_a_folder_that_is_no_run_cannot_be_inspected(tmp_path):
         2,
         f"error: {tmp_path} is not a run directory: it has no config.yaml\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "override", "words"),
+    [
+        ("train", "run_dir=old", "old already holds a run"),
+        ("train", "run_dir=demo.yaml", "demo.yaml is a file"),
+        ("train", "env.id=none-v0", "there is no environment 'none-v0'"),
+        ("train", "model.device=gpu", "model.device: 'gpu' is unknown"),
+        ("train", "model.path=nowhere", "model.path: there is no folder nowhere"),
+        ("train", "async.window=1", "async.window: 1 is smaller"),
+        ("eval", "env.id=none-v0", "there is no environment 'none-v0'"),
+        ("eval", "model.device=gpu", "model.device: 'gpu' is unknown"),
+        ("eval", "model.path=nowhere", "model.path: there is no folder nowhere"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_heavy_is_imported(command, override, words, config, tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.yaml").touch()
+    (tmp_path / "old" / "rollouts.jsonl").write_text("{}\n")
+    code = (
+        "import sys\nfrom moonmill.cli import cli\n"
+        f"try: cli.main({[command, str(config), '--set', override]!r})\nexcept SystemExit as e: print(e.code)\n"
+        "print([m for m in ('torch', 'transformers', 'renderers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "2\n[]\n"
+    assert words in done.stderr
+
+
+def test_a_config_that_cannot_be_trained_says_so_at_the_end(config):
+    result = run("validate", str(config), "--set", "env.id=none-v0", "--set", "model.device=gpu")
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {config} cannot be trained, because of: environment, device, model\n"
+    assert result.stdout.count("there is no environment 'none-v0'") == 1
+
+
+def test_a_valid_config_ends_with_what_was_looked_at(config):
+    policy = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
+    result = run("validate", str(config), "--set", f"model.path={policy}")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1].startswith("ok: environment, algorithm,")
+    assert "gae: gamma 1.0, lam adaptive, alpha 1.5" in result.stdout
+    told = json.loads(run("validate", str(config), "--set", f"model.path={policy}", "--json").stdout)
+    assert told["ok"] is True
+    assert {check["name"] for check in told["checks"]} >= {"environment", "device", "prompts"}
+    assert told["algorithm"]["objective"] == {"type": "dis", "low": 0.3, "high": 5.0}
 
 
 # Errors on the way

@@ -1,0 +1,94 @@
+"""What is known before a run begins, each thing said once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from moonmill.config import AsyncConfig, Config, EnvConfig, ModelConfig
+from moonmill.errors import ConfigError
+from moonmill.trainer.validate import AT_ONCE, Check, require_valid, validate
+
+POLICY = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
+ENV = """
+from moonmill import MultiTurnEnv, Task
+
+class Fine(MultiTurnEnv):
+    def tasks(self, split):
+        while True:
+            yield Task("1+1")
+
+class Broken(Fine):
+    def __init__(self):
+        raise ValueError("no such data")
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    (tmp_path / "env.py").write_text(ENV)
+    return Config(
+        env=EnvConfig(f"{tmp_path / 'env.py'}:Fine"),
+        model=ModelConfig(str(POLICY), max_length=64),
+        run_dir=str(tmp_path / "run"),
+    )
+
+
+def found(config: Config) -> dict[str, Check]:
+    return {check.name: check for check in validate(config)}
+
+
+def test_a_good_config_passes_every_check(config: Config) -> None:
+    assert all(check.ok for check in validate(config))
+    require_valid(config)
+
+
+def test_an_environment_that_cannot_be_made_is_told_once(config: Config) -> None:
+    broken = replace(config, env=EnvConfig(config.env.id.replace("Fine", "Broken")))
+    wrong = {name: check for name, check in found(broken).items() if not check.ok}
+    assert "no such data" in wrong.pop("environment").detail
+    assert wrong == {"prompts": Check("prompts", None, "not looked at, because of the environment")}
+    with pytest.raises(ConfigError) as refused:
+        require_valid(broken)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_folder_without_a_model_is_told_and_what_needs_it_is_not_looked_at(config: Config, tmp_path: Path) -> None:
+    checks = found(replace(config, model=ModelConfig(str(tmp_path))))
+    assert checks["model"] == Check(
+        "model", False, f"model.path: {tmp_path} is not a model folder: it has no config.json"
+    )
+    assert (checks["renderer"].ok, checks["prompts"].ok) == (None, None)
+
+
+@pytest.mark.parametrize("device", ["gpu", "CUDA", "cuda:", "cuda:-1", "cuda:0:1", "cpu:0", "", "x" * 5000])
+def test_an_unknown_device_is_refused(config: Config, device: str) -> None:
+    with pytest.raises(ConfigError, match=r"model.device: '.*is unknown: give cpu, cuda, or cuda:1"):
+        require_valid(replace(config, model=replace(config.model, device=device)), ["device"])
+
+
+def test_a_gpu_that_is_not_here_is_refused_with_what_to_do(config: Config) -> None:
+    device = f"cuda:{torch.cuda.device_count()}" if torch.cuda.is_available() else "cuda"
+    check = found(replace(config, model=replace(config.model, device=device)))["device"]
+    assert check.ok is False
+    assert check.detail.startswith(f"model.device: {device}: ")
+    assert "cuda:0 to cuda:" in check.detail if torch.cuda.is_available() else "Set model.device to cpu" in check.detail
+
+
+def test_a_run_directory_that_cannot_be_is_told(config: Config) -> None:
+    assert found(replace(config, run_dir="x" * 5000))["run directory"].ok is False
+
+
+def test_everything_wrong_is_told_at_once(config: Config) -> None:
+    wrong = replace(
+        config, env=EnvConfig("none-v0"), async_=AsyncConfig(window=1), model=ModelConfig("none", device="x")
+    )
+    with pytest.raises(ConfigError) as refused:
+        require_valid(wrong, AT_ONCE)
+    assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [
+        "there is no environment 'none-v0'",
+        "async.window",
+        "model.device",
+        "model.path",
+    ]
