@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from moonmill.cli.results import Command, results
+from moonmill.errors import MoonmillError
 
 if TYPE_CHECKING:
     from moonmill.trainer.records import StepRecord
@@ -25,17 +26,23 @@ _SMOOTH = 5
 
 @click.command(cls=Command)
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), default=Path("curves.png"), show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("curves.png"),
+    show_default=True,
+    help="The picture's file; its ending decides the format: .png, .svg, .pdf.",
+)
 def plot(runs: tuple[Path, ...], out: Path) -> None:
     """Draw the curves of runs into a picture.
 
-    Reward, entropy, explained variance, masked share, staleness and tool failures of all RUNS, over their
-    versions. The picture's format follows from the ending of --out: .png, .svg, .pdf.
+    Reward, entropy, explained variance, masked share, staleness and tool failures of all RUNS, over their learner
+    steps. The first steps may train the critic alone; they make no new version.
     """
     try:
         import matplotlib as mpl
     except ModuleNotFoundError as e:
-        raise click.ClickException("drawing needs matplotlib: pip install 'moonmill[report]'") from e
+        raise MoonmillError("drawing needs matplotlib: pip install 'moonmill[report]'") from e
     mpl.use("agg")
     from matplotlib import pyplot
 
@@ -47,15 +54,15 @@ def plot(runs: tuple[Path, ...], out: Path) -> None:
     for run in runs:
         records = [r for r in read_jsonl(RunDirectory.open(run).steps, StepRecord) if r.step is not None]
         for (title, name), axis in zip(_PANELS.items(), axes.flat, strict=True):
-            points = [(r.version, value) for r in records if (value := _value(r, name)) is not None]
-            axis.plot([version for version, _ in points], _smooth([value for _, value in points]), label=run.name)
-            axis.set(title=title, xlabel="version")
+            points = [(r.step, value) for r in records if (value := _value(r, name)) is not None]
+            axis.plot([step for step, _ in points], _smooth([value for _, value in points]), label=run.name)
+            axis.set(title=title, xlabel="learner step")
             axis.grid(alpha=0.3)
     axes.flat[0].legend()
     try:
         figure.savefig(out, dpi=110)
     except (OSError, ValueError) as e:
-        raise click.ClickException(f"cannot write {out}: {e}") from e
+        raise MoonmillError(f"cannot write {out}: {e}") from e
     click.echo(str(out), file=results())
 
 

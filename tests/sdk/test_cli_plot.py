@@ -16,8 +16,12 @@ from moonmill.trainer.records import StepRecord
 def run(tmp_path: Path) -> Path:
     directory = RunDirectory.create(tmp_path / "run", Config(env=EnvConfig("e-v0"), model=ModelConfig("nowhere")))
     ledger = Ledger(directory)
-    for step in range(1, 9):
-        ledger.step(StepRecord(step, step, ("0",), staleness=(1, 2), reward=step / 10, metrics={"entropy": 1 / step}))
+    for step in range(1, 9):  # the first three train the critic alone
+        ledger.step(
+            StepRecord(
+                step, max(0, step - 3), ("0",), staleness=(1, 2), reward=step / 10, metrics={"entropy": 1 / step}
+            )
+        )
     ledger.close()
     directory.unlock()
     return directory.path
@@ -30,6 +34,14 @@ def test_a_picture_of_several_runs_is_written(run: Path, tmp_path: Path) -> None
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
+def test_curves_are_drawn_over_steps_of_which_several_may_have_one_version(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "curves.svg"
+    assert CliRunner().invoke(cli, ["plot", str(run), "--out", str(out)]).exit_code == 0
+    drawing = out.read_text()
+    assert drawing.count("<!-- learner step -->") == 6
+    assert "<!-- version -->" not in drawing
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["plot", str(tmp_path)])
     assert result.exit_code == 2
@@ -39,4 +51,5 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_format_that_cannot_be_written_is_told(run: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["plot", str(run), "--out", str(tmp_path / "curves.xyz")])
     assert result.exit_code == 1
+    assert result.output.startswith("error: cannot write ")
     assert "xyz" in result.output
