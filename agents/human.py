@@ -3,13 +3,15 @@
 A line that begins with `/` calls a tool, anything else is the answer:
 
     /calculate 12*34                 the single argument of a tool with one
-    /convert value=3.5 to=mi         several arguments, each read as JSON, else as text
-    /convert {"value": 3.5}          the arguments as one JSON object
+    /convert 3.5 mi                  several arguments in their order, each read as JSON, else as text
+    /convert value=3.5 to=mi         or by name
+    /convert {"value": 3.5}          or all as one JSON object, taken as it stands
+    /help, /tools, /quit             are for you and cost no turn
 """
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -18,13 +20,30 @@ from moonmill.agents.agent import Session, Turn
 from moonmill.envs import ToolSpec
 from moonmill.types import Message, ToolCall
 
+HINT = "type your answer, or call a tool with /NAME; /help says how, /quit leaves"
+_HELP = """A line that does not begin with / is your answer. One that does calls a tool, with its values in their order,
+by name, or as JSON; a value with spaces stands in quotes:
+  /NAME value value        /NAME name=value name=value        /NAME {"name": value}
+/tools lists the tools, /help shows this, /quit leaves the episode: none of these costs a turn."""
+
+
+class UnclearError(ValueError):
+    """A line that cannot be read; the text says what to type instead."""
+
 
 class HumanAgent:
-    """Shows each new message through `show` and asks for an answer through `ask`, which may block."""
+    """A person.
 
-    def __init__(self, ask: Callable[[], str], show: Callable[[Message], None]) -> None:
+    Args:
+        ask: gives the next line, and may block; `EOFError` ends the episode.
+        show: takes each new message.
+        tell: takes what is meant for the person alone: help, and what was wrong with a line.
+    """
+
+    def __init__(self, ask: Callable[[], str], show: Callable[[Message], None], tell: Callable[[str], None]) -> None:
         self.ask = ask
         self.show = show
+        self.tell = tell
 
     def session(self, tools: tuple[ToolSpec, ...], seed: int) -> Session:
         return _HumanSession(self, tools)
@@ -39,42 +58,105 @@ class _HumanSession:
     async def act(self, new_messages: Sequence[Message]) -> Turn:
         for message in new_messages:
             self._agent.show(message)
-        line = await anyio.to_thread.run_sync(self._agent.ask, abandon_on_cancel=True)
+        while True:
+            line = await anyio.to_thread.run_sync(self._agent.ask, abandon_on_cancel=True)
+            try:
+                return Turn(self._message(line))
+            except UnclearError as e:
+                self._agent.tell(str(e))
+
+    def _message(self, line: str) -> Message:
+        if not line.strip():
+            raise UnclearError(HINT)
         if not line.startswith("/"):
-            return Turn(Message("assistant", line))
+            return Message("assistant", line)
+        name, _, rest = line[1:].strip().partition(" ")
+        tool = self._tools.get(name)
+        if tool is None:
+            self._command(name)
+        arguments = parse_arguments(rest.strip(), tool) if tool else rest.strip() or {}
         self._calls += 1
-        return Turn(Message("assistant", tool_calls=(self._call(line[1:]),)))
+        return Message("assistant", tool_calls=(ToolCall(f"call-{self._calls}", name, arguments),))
 
-    def _call(self, line: str) -> ToolCall:
-        name, _, rest = line.strip().partition(" ")
-        spec = self._tools.get(name)
-        properties = spec.parameters.get("properties", {}) if spec else {}
-        return ToolCall(f"call-{self._calls}", name, parse_arguments(rest.strip(), properties))
+    def _command(self, name: str) -> None:
+        """What is no call: raised to be told, or to leave. A tool of the same name goes first."""
+        if name == "quit":
+            raise EOFError
+        if name == "help":
+            raise UnclearError(_HELP)
+        if name == "tools":
+            raise UnclearError("\n".join(line for tool in self._tools.values() for line in describe(tool)) or "none")
 
 
-def parse_arguments(text: str, properties: Mapping[str, Any]) -> dict[str, Any] | str:
-    """The arguments a person typed after a tool's name; the text itself where it cannot be read.
+def describe(tool: ToolSpec) -> Iterator[str]:
+    """How a tool is called, what it does, and its parameters."""
+    yield f"{usage(tool)}: {tool.description}" if tool.description else usage(tool)
+    yield from parameter_lines(tool)
 
-    Args:
-        text: what stands behind the tool's name.
-        properties: the tool's parameters, by name, as JSON schemas.
+
+def usage(tool: ToolSpec) -> str:
+    """A call with its parameters left open: `/convert value=… to=…`."""
+    return " ".join((f"/{tool.name}", *(f"{name}=…" for name in tool.parameters.get("properties", {}))))
+
+
+def parameter_lines(tool: ToolSpec) -> Iterator[str]:
+    """One line a parameter: whether it is optional, its JSON schema, what it means."""
+    for name, schema in tool.parameters.get("properties", {}).items():
+        optional = "" if name in tool.parameters.get("required", ()) else " (optional)"
+        kind = {key: value for key, value in schema.items() if key != "description"}
+        text = kind["type"] if set(kind) == {"type"} else json.dumps(kind, ensure_ascii=False)
+        yield f"  {name}{optional}: {', '.join(filter(None, (text, schema.get('description'))))}"
+
+
+def parse_arguments(text: str, tool: ToolSpec) -> dict[str, Any]:
+    """The arguments a person typed after a tool's name.
+
+    Raises:
+        UnclearError: they cannot be read, or one that is needed is missing.
     """
-    if not text:
-        return {}
+    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
     if text.startswith("{"):
         value = _json_or_text(text)
-        return value if isinstance(value, dict) else text
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        return text
-    pairs = [word.partition("=") for word in words]
-    if all(equals and key in properties for key, equals, _ in pairs):
-        return {key: _value(value, properties[key]) for key, _, value in pairs}
-    if len(properties) == 1:
+        if isinstance(value, dict):
+            return value
+        if len(properties) != 1:
+            raise UnclearError(f"this begins like a JSON object but is none; type {usage(tool)}")
+    arguments = _typed(text, tool, properties)
+    if missing := [name for name in tool.parameters.get("required", ()) if name not in arguments]:
+        raise UnclearError(f"{' and '.join(missing)} missing; type {usage(tool)}")
+    return arguments
+
+
+def _typed(text: str, tool: ToolSpec, properties: Mapping[str, Any]) -> dict[str, Any]:
+    """By name, or in their order, or both; all of the text where there is but one parameter."""
+    words = _words(text, tool, strict=len(properties) != 1)
+    named = [word.partition("=")[0] in properties and "=" in word for word in words]
+    if len(properties) == 1 and text and not all(named):
         [(name, schema)] = properties.items()
         return {name: _value(text, schema)}
-    return text
+    in_order = named.index(True) if True in named else len(words)
+    if not all(named[in_order:]):
+        raise UnclearError(f"a value without a name stands behind one with a name; type {usage(tool)}")
+    if in_order > len(properties):
+        names = f"values for {', '.join(properties)}" if properties else "no values"
+        raise UnclearError(
+            f"/{tool.name} takes {names}, and these are {in_order} (a value with spaces stands in quotes); type "
+            f"{usage(tool)}"
+        )
+    pairs = [*zip(properties, words[:in_order], strict=False)]
+    pairs += [(name, value) for name, _, value in (word.partition("=") for word in words[in_order:])]
+    if len(dict(pairs)) < len(pairs):
+        raise UnclearError(f"a parameter has two values; type {usage(tool)}")
+    return {name: _value(value, properties[name]) for name, value in pairs}
+
+
+def _words(text: str, tool: ToolSpec, strict: bool) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        if strict:
+            raise UnclearError(f"a quote is not closed; type {usage(tool)}") from None
+        return [text]
 
 
 def _value(text: str, schema: Mapping[str, Any]) -> Any:
@@ -88,5 +170,5 @@ def _value(text: str, schema: Mapping[str, Any]) -> Any:
 def _json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -86,6 +86,9 @@ def spec(id: str) -> EnvSpec:
     if id not in _registered:
         if ":" in id:
             return EnvSpec(id, id)
+        if id.endswith(".py"):
+            there = ", ".join(envs_in(id)) or "no environment"
+            raise RegistryError(f"{id} is a file, not an environment: name the class as well; it defines {there}")
         _load_plugins()
     if id not in _registered:
         near = difflib.get_close_matches(id, _registered, n=3)
@@ -96,6 +99,21 @@ def spec(id: str) -> EnvSpec:
             f"`my_env.py:MyEnv`.{broken}"
         )
     return _registered[id]
+
+
+def envs_in(file: str) -> tuple[str, ...]:
+    """The ids, `file.py:Class`, of the environments that a file defines, in its order.
+
+    Raises:
+        RegistryError: there is no such file, or it cannot be imported.
+    """
+    module = _load_file(_file(file))
+    classes = [(name, found) for name, found in vars(module).items() if inspect.isclass(found)]
+    return tuple(
+        f"{file}:{name}"
+        for name, found in classes
+        if found.__module__ == module.__name__ and hasattr(found, "tool_specs") and not inspect.isabstract(found)
+    )
 
 
 def make(id: str, **kwargs: Any) -> "MultiTurnEnv":

@@ -16,6 +16,7 @@ from msgspec import Struct
 from moonmill.agents.engine.folder import problem_of
 from moonmill.config import Config
 from moonmill.envs import MultiTurnEnv, Taskset
+from moonmill.envs.lifecycle import begin
 from moonmill.errors import ConfigError, MoonmillError
 from moonmill.registry import make
 from moonmill.rundir import RunDirectory, check_place
@@ -143,9 +144,11 @@ def _prompts(config: Config) -> str:
     renderer = load_renderer(config.model.path, config.model.renderer)
     longest = 0
     splits = ["train", *([config.eval.split] if config.eval.samples else [])]
+    tasksets = {split: Taskset(partial(_make, config), split, config.train.seed) for split in splits}
     for split, index in itertools.product(splits, range(_TASKS_LOOKED_AT)):
-        task = Taskset(partial(_make, config), split, config.train.seed).task(index)
-        tokens = len(renderer.prompt(task.messages(), env.tool_specs))
+        env.task = task = tasksets[split].task(index)
+        prompt, _ = begin(env)
+        tokens = len(renderer.prompt(prompt, env.tool_specs))
         if tokens >= config.model.max_length:
             raise ConfigError(
                 f"model.max_length: task {task.id} of {config.env.id} has a prompt of {tokens} tokens, but the context "

@@ -1,7 +1,6 @@
 """`moonmill envs`: what environments there are, what they look like, and playing them by hand."""
 
 import inspect
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,8 @@ from moonmill.cli.play import play
 from moonmill.cli.results import Command
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from moonmill.envs import MultiTurnEnv
 
 _SPLITS = ("train", "eval")
@@ -28,18 +29,24 @@ envs.add_command(play)
 @json_option
 def list_all(as_json: bool) -> None:
     """List the registered environments."""
-    from moonmill.cli.output import console, print_json, table
-    from moonmill.errors import MoonmillError
-    from moonmill.registry import list_envs, make, plugin_errors
+    from moonmill.registry import list_envs, plugin_errors
 
-    rows = []
-    for spec in list_envs():
-        try:
-            rows.append({"id": spec.id, "summary": _summary(make(spec.id)), "error": None})
-        except MoonmillError as e:
-            rows.append({"id": spec.id, "summary": "", "error": str(e)})
     for plugin, why in plugin_errors().items():
         click.echo(f"warning: the plugin {plugin} could not be loaded: {why}", err=True)
+    _print_list((spec.id for spec in list_envs()), as_json)
+
+
+def _print_list(ids: "Iterable[str]", as_json: bool) -> None:
+    from moonmill.cli.output import console, print_json, table
+    from moonmill.errors import MoonmillError
+    from moonmill.registry import make
+
+    rows = []
+    for env_id in ids:
+        try:
+            rows.append({"id": env_id, "summary": _summary(make(env_id)), "error": None})
+        except MoonmillError as e:
+            rows.append({"id": env_id, "summary": "", "error": str(e)})
     if as_json:
         print_json(rows)
         return
@@ -57,11 +64,17 @@ def list_all(as_json: bool) -> None:
 def show(env_id: str, seed: int, as_json: bool) -> None:
     """Show an environment's tools, limits and first tasks.
 
-    ID is a registered id, path/to/file.py:Class or package.module:Class.
+    ID is a registered id, path/to/file.py:Class or package.module:Class. A file without a class lists its environments.
     """
+    from moonmill.agents.human import parameter_lines
     from moonmill.cli.output import console, print_json
     from moonmill.cli.transcripts import print_message
+    from moonmill.registry import envs_in
+    from moonmill.types import Message
 
+    if env_id.endswith(".py"):
+        _print_list(envs_in(env_id), as_json)
+        return
     facts = describe(env_id, seed)
     if as_json:
         print_json(facts)
@@ -72,11 +85,14 @@ def show(env_id: str, seed: int, as_json: bool) -> None:
     out.print(
         f"\nlimits: {', '.join(f'{name} {value}' for name, value in facts['limits'].items() if value is not None)}"
     )
+    if facts["system_prompt"] is not None:
+        out.print()
+        print_message(out, Message("system", facts["system_prompt"]))
     for tool in facts["tools"]:
-        out.print(f"\ntool {tool['name']}", style="bold")
-        out.print(tool["description"])
-        for name, schema in tool["parameters"].get("properties", {}).items():
-            out.print(f"  {name}{_optional(tool, name)}: {_schema_text(schema)}")
+        out.print(f"\ntool {tool.name}", style="bold")
+        out.print(tool.description)
+        for line in parameter_lines(tool):
+            out.print(line)
     if facts["scores"]:
         out.print()
     for score in facts["scores"]:
@@ -105,7 +121,8 @@ def describe(env_id: str, seed: int) -> dict[str, Any]:
         "description": _description(env),
         "limits": {name: getattr(env, name) for name in ("max_turns", "max_tokens", "max_seconds")},
         "reward_bounds": env.reward_bounds,
-        "tools": [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in env.tool_specs],
+        "system_prompt": env.system_prompt,
+        "tools": env.tool_specs,
         "scores": [
             {"name": mark.method, "kind": mark.kind, "weight": mark.weight} for mark in collect_marks(type(env))
         ],
@@ -120,14 +137,3 @@ def _summary(env: "MultiTurnEnv") -> str:
 def _description(env: "MultiTurnEnv") -> str:
     """The class's own docstring: one that it inherits would speak of something else."""
     return inspect.cleandoc(type(env).__doc__ or "")
-
-
-def _optional(tool: dict[str, Any], name: str) -> str:
-    return "" if name in tool["parameters"].get("required", ()) else " (optional)"
-
-
-def _schema_text(schema: dict[str, Any]) -> str:
-    """A parameter's JSON schema without its description, and the description."""
-    kind = {key: value for key, value in schema.items() if key != "description"}
-    text = kind["type"] if set(kind) == {"type"} else json.dumps(kind, ensure_ascii=False)
-    return f"{text}, {schema['description']}" if schema.get("description") else str(text)

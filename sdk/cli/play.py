@@ -13,12 +13,25 @@ import click
 
 from moonmill.cli.options import json_option
 from moonmill.cli.results import Command
+from moonmill.types import StopReason
 
 if TYPE_CHECKING:
     from moonmill.envs import ToolSpec
     from moonmill.types import Task
 
 _POLL_SECONDS = 0.1
+_WHY = {
+    StopReason.ANSWERED: "your message called no tool, so it was your answer",
+    StopReason.STOPPED: "the environment ended it",
+    StopReason.MAX_TURNS: "its turns are used up",
+    StopReason.MAX_TOKENS: "its tokens are used up",
+    StopReason.LENGTH: "a turn was cut off",
+    StopReason.TIME_LIMIT: "its time is used up",
+    StopReason.PROMPT_TOO_LONG: "its prompt leaves no room for an answer",
+    StopReason.ENGINE_ERROR: "you could not be asked",
+    StopReason.ENV_ERROR: "the environment's code failed",
+    StopReason.SCORING_ERROR: "a reward could not be computed",
+}
 
 
 @click.command(cls=Command)
@@ -30,26 +43,38 @@ _POLL_SECONDS = 0.1
 def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
     """Play one episode: you are the model.
 
-    A line that begins with / calls a tool, as in /calculate 2*3 or /convert value=3.5 to=mi; any other is your answer.
+    A line that begins with / calls a tool, as in /calculate 2*3, /convert 3.5 mi or /convert value=3.5 to=mi; any other
+    is your answer. /help, /tools and /quit are for you.
     """
     import anyio
 
-    from moonmill.agents.human import HumanAgent
+    from moonmill.agents.human import HINT, HumanAgent
     from moonmill.agents.runner import EpisodeRunner
     from moonmill.cli.output import console, print_json
     from moonmill.cli.transcripts import outcome, print_message
     from moonmill.envs import Taskset
     from moonmill.registry import make
     from moonmill.seeding import derive_seed
+    from moonmill.types import Message
 
     factory = partial(make, env_id)
     out = console(sys.stderr if as_json else None)
     task = Taskset(factory, split, seed).task(index)
-    for line in introduction(task, factory().tool_specs):
+    for line in (*introduction(task, factory().tool_specs), HINT):
         out.print(line, style="dim")
+    shown: list[Message] = []
+
+    def show(message: Message) -> None:
+        shown.append(message)
+        print_message(out, message)
+
     with contextlib.closing(Lines("> " if out.is_terminal else "")) as lines:
-        runner = EpisodeRunner(env_id, factory, HumanAgent(lines.ask, partial(print_message, out)))
+        agent = HumanAgent(lines.ask, show, partial(out.print, style="dim"))
+        runner = EpisodeRunner(env_id, factory, agent)
         rollout = anyio.run(partial(runner.run, task, id=f"play-{task.id}", seed=derive_seed(seed, split, index)))
+    for message in rollout.messages[len(shown) + len(rollout.turn_rewards) :]:  # what answered the last turn
+        print_message(out, message)
+    out.print(f"\nthe episode is over: {_WHY[rollout.stop_reason]}", style="bold")
     for line in outcome(rollout):
         out.print(line)
     if as_json:
@@ -60,11 +85,10 @@ def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
 
 def introduction(task: "Task", tools: "Sequence[ToolSpec]") -> list[str]:
     """What a player should know before the first message."""
-    lines = [f"task {task.id}{f', level {task.level}' if task.level else ''}"]
-    for tool in tools:
-        arguments = tool.parameters.get("properties", {})
-        lines.append(f"/{tool.name} {' '.join(f'{name}=…' for name in arguments)}: {tool.description}")
-    return lines
+    from moonmill.agents.human import usage
+
+    level = f", level {task.level}" if task.level else ""
+    return [f"task {task.id}{level}", *(f"{usage(tool)}: {tool.description}" for tool in tools)]
 
 
 class Lines:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from moonmill.agents.agent import Turn
-from moonmill.agents.human import HumanAgent, parse_arguments
+from moonmill.agents.human import HINT, HumanAgent, UnclearError, parse_arguments
 from moonmill.envs import ToolSpec
 from moonmill.types import Message
 
@@ -21,20 +21,28 @@ TOOLS = (
 )
 
 
-def act(*lines: str, new: tuple[Message, ...] = (), show: Callable[[Message], None] = lambda m: None) -> list[Turn]:
-    """What the agent makes of these lines, one turn each."""
+def act(*lines: str, turns: int = 0, tell: Callable[[str], None] = lambda text: None) -> list[Turn]:
+    """What the agent makes of these lines, by default one turn each."""
     typed = iter(lines)
-    session = HumanAgent(lambda: next(typed), show).session(TOOLS, 0)
+    session = HumanAgent(lambda: next(typed), lambda message: None, tell).session(TOOLS, 0)
 
     async def main() -> list[Turn]:
-        return [await session.act(new) for _ in lines]
+        return [await session.act(()) for _ in range(turns or len(lines))]
 
     return anyio.run(main)
 
 
+def told(*lines: str) -> str:
+    """What is said to a person who types these lines and then an answer: they cost no turn."""
+    said: list[str] = []
+    [turn] = act(*lines, "the answer", turns=1, tell=said.append)
+    assert turn.message == Message("assistant", "the answer")
+    return "\n".join(said)
+
+
 def test_shows_every_new_message_before_it_asks() -> None:
     events: list[str] = []
-    session = HumanAgent(lambda: str(events.append("asked")), lambda m: events.append(m.content)).session((), 0)
+    session = HumanAgent(lambda: str(events.append("asked")), lambda m: events.append(m.content), print).session((), 0)
     anyio.run(session.act, (Message("system", "be brief"), Message("user", "hello")))
     assert events == ["be brief", "hello", "asked"]
 
@@ -66,6 +74,10 @@ def test_an_unknown_tool_is_called_all_the_same_so_that_the_environment_answers(
     [
         ("", CONVERT, {}),
         ("value=3.5 to=mi", CONVERT, {"value": 3.5, "to": "mi"}),
+        ("3.5 mi", CONVERT, {"value": 3.5, "to": "mi"}),
+        ("3.5 to=mi", CONVERT, {"value": 3.5, "to": "mi"}),
+        ("'two words' 3", {"name": TEXT, "n": NUMBER}, {"name": "two words", "n": 3}),
+        ("a=b 3", {"name": TEXT, "n": NUMBER}, {"name": "a=b", "n": 3}),
         ('{"value": 3.5, "to": "mi"}', CONVERT, {"value": 3.5, "to": "mi"}),
         ("name='two words'", {"name": TEXT, "n": NUMBER}, {"name": "two words"}),
         ("12", {"name": TEXT}, {"name": "12"}),
@@ -83,17 +95,74 @@ def test_an_unknown_tool_is_called_all_the_same_so_that_the_environment_answers(
 def test_arguments_are_read_as_the_schema_wants_them(
     text: str, properties: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
-    assert parse_arguments(text, properties) == arguments
+    assert parse_arguments(text, ToolSpec("go", "", {"properties": properties})) == arguments
 
 
-@pytest.mark.parametrize("text", ['{"value": ', "what is this", "value='3"])
-def test_what_cannot_be_read_is_kept_as_text(text: str) -> None:
-    assert parse_arguments(text, CONVERT) == text
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"value": ', "this begins like a JSON object but is none"),
+        ("what is this", r"/go takes values for value, to, and these are 3 \(a value with spaces stands in quotes\)"),
+        ("value='3", "a quote is not closed"),
+        ("to=mi 3", "a value without a name stands behind one with a name"),
+        ("3 value=4", "a parameter has two values"),
+        ("3", "to missing"),
+        ("", "value and to missing"),
+    ],
+)
+def test_what_cannot_be_read_is_answered_with_what_to_type(text: str, words: str) -> None:
+    tool = ToolSpec("go", "", {"properties": CONVERT, "required": ["value", "to"]})
+    with pytest.raises(UnclearError, match=f"{words}.*/go value=… to=…"):
+        parse_arguments(text, tool)
+
+
+def test_a_json_object_is_taken_as_it_stands_so_that_wrong_calls_can_be_tried() -> None:
+    tool = ToolSpec("go", "", {"properties": CONVERT, "required": ["value", "to"]})
+    assert parse_arguments('{"vaule": 3}', tool) == {"vaule": 3}
+
+
+def test_a_tool_without_parameters_takes_no_values() -> None:
+    with pytest.raises(UnclearError, match="/go takes no values, and these are 2"):
+        parse_arguments("a b", ToolSpec("go", "", {}))
+
+
+def test_a_line_that_cannot_be_read_is_asked_again_and_costs_no_turn() -> None:
+    assert "a value with spaces stands in quotes); type /convert value=… to=…" in told("/convert 1 to mi")
+
+
+def test_an_empty_line_is_no_answer() -> None:
+    assert told("", "  ") == f"{HINT}\n{HINT}"
+
+
+def test_help_costs_no_turn_and_names_the_ways_to_call() -> None:
+    text = told("/help")
+    for way in ("/NAME value value", "/NAME name=value", '/NAME {"name": value}', "/tools", "/quit"):
+        assert way in text
+
+
+def test_tools_are_listed_with_their_parameters() -> None:
+    assert told("/tools").splitlines() == [
+        "/calculate expression=…: Calculate.",
+        "  expression (optional): string",
+        "/convert value=… to=…: Convert.",
+        "  value (optional): number",
+        '  to (optional): {"enum": ["mi", "km"]}',
+    ]
+
+
+def test_quit_leaves_as_the_end_of_the_input_does() -> None:
+    with pytest.raises(EOFError):
+        act("/quit")
+
+
+def test_a_tool_goes_before_a_command_of_its_name() -> None:
+    session = HumanAgent(lambda: "/help", lambda m: None, print).session((ToolSpec("help", "", {}),), 0)
+    assert anyio.run(session.act, ()).message.tool_calls[0].name == "help"
 
 
 def test_a_blocked_question_can_be_cancelled() -> None:
     never = threading.Event()
-    session = HumanAgent(lambda: str(never.wait(5)), lambda m: None).session((), 0)
+    session = HumanAgent(lambda: str(never.wait(5)), lambda m: None, print).session((), 0)
 
     async def main() -> bool:
         with anyio.move_on_after(0.05) as scope:

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import moonmill
+from moonmill.agents.human import HINT
 from moonmill.cli import cli
 from moonmill.cli.app import RootGroup
 from moonmill.cli.failures import explain
@@ -72,6 +73,21 @@ def test_every_command_explains_itself(command):
 )
 def test_every_command_with_results_has_them_as_json(command):
     assert "--json" in run(*command.split()[:-1] if command.endswith("x") else command.split(), "--help").output
+
+
+def options_of(group: click.Group) -> list[tuple[str, click.Option]]:
+    found = []
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            found += options_of(command)
+        else:
+            found += [(name, option) for option in command.params if isinstance(option, click.Option)]
+    return found
+
+
+def test_every_option_explains_itself():
+    assert [(name, option.name) for name, option in options_of(cli) if not option.help and name != "serve"] == []
 
 
 def test_help_imports_nothing_heavy():
@@ -314,6 +330,70 @@ def test_a_played_episode_is_a_rollout_in_json():
     rollout = json.loads(result.stdout)
     assert (rollout["status"], rollout["reward"], rollout["task"]["split"]) == ("finished", 0.0, "eval")
     assert "user: " in result.stderr
+
+
+GAME = """
+from moonmill import MultiTurnEnv, Task, tool
+
+class Game(MultiTurnEnv):
+    "A game."
+    system_prompt = "Put things."
+
+    def tasks(self, split):
+        yield Task("Go.")
+
+    @tool
+    def put(self, key: str, count: int) -> str:
+        "Put."
+        self.finish(reward=0.5)
+        return f"{count} of {key} put"
+
+class _Helper(MultiTurnEnv):
+    pass
+"""
+
+
+def test_a_player_sees_the_last_answer_the_reward_and_why_the_episode_ended(tmp_path):
+    (tmp_path / "game.py").write_text(GAME)
+    typed = "/help\n/tools\n/put a\n/put a 3\n"
+    result = moonmill_process("envs", "play", "game.py:Game", input=typed, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[1:5] == ["/put key=… count=…: Put.", HINT, "system: Put things.", "user: Go."]
+    assert "count missing; type /put key=… count=…" in lines
+    assert lines[-4:] == [
+        "tool: 3 of a put",
+        "",
+        "the episode is over: the environment ended it",
+        "=> finished, stopped, reward 0.500, 1 turns",
+    ]
+
+
+def test_a_player_may_quit(tmp_path):
+    result = moonmill_process("envs", "play", "calculator-v0", input="/quit\n")
+    assert (result.returncode, result.stderr) == (1, "stopped\n")
+
+
+def test_the_system_prompt_is_shown(tmp_path):
+    (tmp_path / "game.py").write_text(GAME)
+    assert "system: Put things." in run("envs", "show", f"{tmp_path}/game.py:Game").stdout
+    assert (
+        json.loads(run("envs", "show", f"{tmp_path}/game.py:Game", "--json").stdout)["system_prompt"] == "Put things."
+    )
+
+
+def test_a_file_without_a_class_lists_its_environments(tmp_path):
+    (tmp_path / "game.py").write_text(GAME)
+    file = f"{tmp_path}/game.py"
+    assert json.loads(run("envs", "show", file, "--json").stdout) == [
+        {"id": f"{file}:Game", "summary": "A game.", "error": None}
+    ]
+    assert f"{file}:Game  A game." in run("envs", "show", file).stdout
+    result = run("envs", "play", file)
+    assert result.exit_code == 2
+    assert result.output == (
+        f"error: {file} is a file, not an environment: name the class as well; it defines {file}:Game\n"
+    )
 
 
 def test_a_player_who_leaves_ends_the_episode():

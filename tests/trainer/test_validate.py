@@ -19,6 +19,9 @@ class Fine(MultiTurnEnv):
         while True:
             yield Task("1+1")
 
+class Wordy(Fine):
+    system_prompt = "1+" * 60
+
 class Broken(Fine):
     def __init__(self):
         raise ValueError("no such data")
@@ -52,6 +55,12 @@ def test_an_environment_that_cannot_be_made_is_told_once(config: Config) -> None
     with pytest.raises(ConfigError) as refused:
         require_valid(broken)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_the_system_prompt_belongs_to_the_prompt(config: Config) -> None:
+    check = found(replace(config, env=EnvConfig(config.env.id.replace("Fine", "Wordy"))))["prompts"]
+    assert check.ok is False
+    assert "but the context has 64" in check.detail
 
 
 def test_a_folder_without_a_model_is_told_and_what_needs_it_is_not_looked_at(config: Config, tmp_path: Path) -> None:
