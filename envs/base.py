@@ -14,7 +14,7 @@ from moonmill.envs.episode import Definition, Episode
 from moonmill.envs.lifecycle import begin, inside, react, surround
 from moonmill.envs.marks import collect_marks
 from moonmill.envs.tools import ToolSpec, collect_tools
-from moonmill.errors import EpisodeOverError, ToolDefinitionError
+from moonmill.errors import EpisodeOverError, ToolDefinitionError, defining
 from moonmill.seeding import derive_seed
 from moonmill.types import FinishReason, Message, Task
 
@@ -70,10 +70,11 @@ class MultiTurnEnv(ABC):
         tools, marks = collect_tools(cls), collect_marks(cls)
         for method in (*(t.method for t in tools.values()), *(m.method for m in marks)):
             if method in vars(MultiTurnEnv) or method in MultiTurnEnv.__annotations__:
-                raise ToolDefinitionError(
-                    f"{cls.__name__}.{method}: MultiTurnEnv has a {method!r} of its own; call the method something "
-                    f'else (a tool can keep its name for the model: `@tool(name="{method}")`)'
-                )
+                with defining(getattr(cls, method)):
+                    raise ToolDefinitionError(
+                        f"{cls.__name__}.{method}: MultiTurnEnv has a {method!r} of its own; call the method something "
+                        f'else (a tool can keep its name for the model: `@tool(name="{method}")`)'
+                    )
         cls._moonmill_class = Definition(tools, marks)
         surround(cls)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, overload
 from msgspec import Struct
 from msgspec.structs import replace
 
-from moonmill.errors import ToolDefinitionError
+from moonmill.errors import ToolDefinitionError, defining
 
 F = TypeVar("F", bound=Callable[..., Any])
 Kind = Literal["reward", "metric", "stop"]
@@ -79,10 +79,11 @@ def collect_marks(owner: type) -> tuple[Mark, ...]:
         try:
             signature.bind(*wanted)
         except TypeError:
-            raise ToolDefinitionError(
-                f"{owner.__name__}.{name}: a @{mark.kind} method has the parameters ({', '.join(wanted)}), this one "
-                f"has ({', '.join(signature.parameters)})"
-            ) from None
+            with defining(getattr(owner, name)):
+                raise ToolDefinitionError(
+                    f"{owner.__name__}.{name}: a @{mark.kind} method has the parameters ({', '.join(wanted)}), this "
+                    f"one has ({', '.join(signature.parameters)})"
+                ) from None
         marks.append(replace(mark, method=name))
     return tuple(marks)
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from moonmill.envs.docstrings import parse_docstring
-from moonmill.errors import ToolDefinitionError
+from moonmill.errors import ToolDefinitionError, defining
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__moonmill_tool__"
@@ -131,9 +131,10 @@ def collect_tools(owner: type) -> dict[str, Tool]:
     for attribute in scope:
         method = getattr(owner, attribute, None)
         if callable(method) and hasattr(method, _MARK):
-            built = _build(owner, attribute, method, scope)
-            if built.spec.name in tools:
-                raise ToolDefinitionError(f"{owner.__name__} has two tools named {built.spec.name!r}: rename one")
+            with defining(method):
+                built = _build(owner, attribute, method, scope)
+                if built.spec.name in tools:
+                    raise ToolDefinitionError(f"{owner.__name__} has two tools named {built.spec.name!r}: rename one")
             tools[built.spec.name] = built
     return tools
 

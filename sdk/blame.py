@@ -69,4 +69,4 @@ def blaming(env: str, where: str) -> Iterator[None]:
 
 def _is_ours(frame: FrameType) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
-    return name.startswith("moonmill.") and not name.startswith("moonmill.envs.library.")
+    return name.partition(".")[0] in ("importlib", "moonmill") and not name.startswith("moonmill.envs.library.")

@@ -4,6 +4,9 @@ A message says what was wrong, where, the value that was seen, and what to do. T
 traceback; anything else that escapes is a bug of ours and is reported as one.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class MoonmillError(Exception):
     """Base of all of them. `exit_code` is what the command line ends with."""
@@ -22,7 +25,28 @@ class RegistryError(ConfigError):
 
 
 class ToolDefinitionError(TypeError, MoonmillError):
-    """A tool, reward, metric or stop method whose signature cannot be expressed. Raised when the class is defined."""
+    """A tool, reward, metric or stop method whose signature cannot be expressed. Raised when the class is defined.
+
+    Args:
+        problem: what is wrong.
+        place: `file:line` of the method, where it is known.
+    """
+
+    def __init__(self, problem: str, place: str = "") -> None:
+        super().__init__(f"{problem} ({place})" if place else problem)
+        self.place = place
+
+
+@contextmanager
+def defining(method: object) -> Iterator[None]:
+    """A definition error inside gets the place of `method`."""
+    try:
+        yield
+    except ToolDefinitionError as e:
+        code = getattr(method, "__code__", None)
+        if code is None or e.place:
+            raise
+        raise ToolDefinitionError(str(e), f"{code.co_filename}:{code.co_firstlineno}") from e
 
 
 class EpisodeOverError(MoonmillError):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from moonmill.blame import blaming, place_of
-from moonmill.errors import ConfigError, EnvCodeError, RegistryError
+from moonmill.errors import ConfigError, EnvCodeError, RegistryError, ToolDefinitionError
 
 if TYPE_CHECKING:
     from moonmill.envs import MultiTurnEnv
@@ -210,7 +210,8 @@ def _importing(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as e:
-        place = "" if isinstance(e, SyntaxError | ImportError) else f" ({place_of(e)})"
+        says_where = isinstance(e, SyntaxError | ImportError) or (isinstance(e, ToolDefinitionError) and e.place)
+        place = "" if says_where else f" ({place_of(e)})"
         raise RegistryError(f"{what} cannot be imported: {type(e).__name__}: {e}{place}") from e
 
 

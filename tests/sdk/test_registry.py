@@ -186,13 +186,22 @@ def test_a_place_where_nothing_is(file: Path, place: str, words: str) -> None:
         make(place.format(tmp=file.parent))
 
 
+ENV_HEAD = "from moonmill import MultiTurnEnv, reward, tool\nclass Mine(MultiTurnEnv):\n    value = 1\n"
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
         ("x = 1\ny = 1 / 0\n", r"ZeroDivisionError: division by zero \(.*broken.py:2\)"),
         ("def :\n", r"SyntaxError: .*line 1"),
         ("import no_such_module\n", "No module named 'no_such_module'"),
-        ("raise SystemExit(3)\n", r"SystemExit: 3 \(.*broken.py:1\)"),
+        ("raise SystemExit(3)\n", r"SystemExit: 3 \([^ ]*broken.py:1\)$"),
+        ("import json\njson.loads('{')\n", r" \([^ ]*broken.py:2, raised in .*decoder.py:\d+\)$"),
+        (ENV_HEAD + "    @tool\n    def go(self, x):\n        ...\n", r"no type: .* \([^ ]*broken.py:4\)$"),
+        (ENV_HEAD + "    @tool(name='a b')\n    def go(self):\n        ...\n", r"no name .* \([^ ]*broken.py:4\)$"),
+        (ENV_HEAD + "    @reward\n    def r(self):\n        ...\n", r"this one has \(self\) \([^ ]*broken.py:4\)$"),
+        (ENV_HEAD + "    @tool\n    def reset(self):\n        ...\n", r"of its own.* \([^ ]*broken.py:4\)$"),
+        (ENV_HEAD + "    go = tool('x')\n", r"not above 'x'.* \([^ ]*broken.py:4, raised in .*\)$"),
     ],
 )
 def test_a_file_or_module_that_cannot_be_imported_says_where(
