@@ -1,4 +1,5 @@
-"""Write docs/configuration.md from the config's own source: the docstring under a field is its documentation.
+"""Write docs/configuration.md from the config's own source: the docstring under a field is its documentation, its type
+says what belongs there. Presets are written out from `trainer/algorithms/presets.py`.
 
     python docs/make_configuration.py
 
@@ -6,11 +7,21 @@ A test sees that the page is up to date.
 """
 
 import ast
+import inspect
+import json
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[1]
-SOURCES = (ROOT / "sdk" / "config.py", ROOT / "sdk" / "types.py")
-PAGE = ROOT / "docs" / "configuration.md"
+import msgspec
+
+from moonmill import config as config_module
+from moonmill import plain_yaml
+from moonmill import types as types_module
+from moonmill.config_check import describe
+from moonmill.config_io import plain
+from moonmill.trainer.algorithms.presets import PRESETS
+
+PAGE = Path(__file__).with_name("configuration.md")
 SECTIONS = {
     "Config": "The whole file",
     "EnvConfig": "`env`",
@@ -31,42 +42,73 @@ SECTIONS = {
 HEAD = """# Configuration
 
 One YAML file says what a run is. Unknown keys are refused, with the nearest valid one. `--set a.b=value` overrides a
-key on the command line; the value is read as YAML.
+key on the command line; the value is read as YAML. `moonmill validate FILE` says what is wrong with a file, and what
+its preset comes to. YAML is read as a person means it: `1e-6` is a number, `yes` and `on` are text; dates, sets and
+other types beyond JSON's are refused.
+"""
+PRESETS_HEAD = """
+## Presets
+
+`algorithm: {preset: …}` stands for what is written out here. Whatever the config says under `algorithm.advantage`,
+`algorithm.objective` or `algorithm.critic` replaces that part of the preset as a whole.
 """
 
 
 def page() -> str:
     """The page's text."""
-    classes = {
-        node.name: node
-        for source in SOURCES
-        for node in ast.parse(source.read_text()).body
-        if isinstance(node, ast.ClassDef)
-    }
-    return HEAD + "".join(f"\n## {title}\n\n{_section(classes[name])}" for name, title in SECTIONS.items())
+    sections = [f"\n## {title}\n\n{_section(name)}" for name, title in SECTIONS.items()]
+    return HEAD + "".join(sections) + PRESETS_HEAD + "".join(map(_preset, PRESETS))
 
 
-def _section(node: ast.ClassDef) -> str:
-    rows = ["| key | type | default | |", "| --- | --- | --- | --- |"]
-    for field, following in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(field, ast.AnnAssign):
-            key = ast.unparse(field.target).rstrip("_")
-            kind = ast.unparse(field.annotation).replace("|", "\\|")
-            rows.append(f"| `{key}` | `{kind}` | {_default(field.value)} | {_doc(following)} |")
+def _section(name: str) -> str:
+    struct = getattr(config_module, name, None) or getattr(types_module, name)
+    [node] = ast.parse(inspect.getsource(struct)).body
+    assert isinstance(node, ast.ClassDef)
+    documented = _docs(node)
+    rows = ["| key | value | default | |", "| --- | --- | --- | --- |"]
+    info = msgspec.inspect.type_info(struct)
+    assert isinstance(info, msgspec.inspect.StructType)
+    for field in info.fields:
+        said = documented.get(field.name) or _purpose(field.type)
+        cells = (f"`{field.encode_name}`", _kind(field.type), _default(field), said)
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return f"{ast.get_docstring(node)}\n\n" + "\n".join(rows) + "\n"
 
 
-def _default(value: ast.expr | None) -> str:
-    if value is None:
+def _docs(node: ast.ClassDef) -> dict[str, str]:
+    """The text under each field."""
+    found = {}
+    for field, below in zip(node.body, node.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[ast.unparse(field.target)] = " ".join(str(below.value.value).split())
+    return found
+
+
+def _purpose(type: msgspec.inspect.Type) -> str:
+    """Of a section."""
+    return (inspect.getdoc(type.cls) or "") if isinstance(type, msgspec.inspect.StructType) else ""
+
+
+def _kind(type: msgspec.inspect.Type) -> str:
+    options = type.types if isinstance(type, msgspec.inspect.UnionType) else (type,)
+    structs = [option for option in options if isinstance(option, msgspec.inspect.StructType)]
+    if not structs:
+        return describe(type)
+    tags = " or ".join(f"`type: {struct.tag}`" for struct in structs if struct.tag)
+    rest = ", or null" if len(structs) < len(options) else ""
+    return f"{f'{tags}, see there' if tags else 'a section, see there'}{rest}"
+
+
+def _default(field: msgspec.inspect.Field) -> str:
+    if field.required:
         return "*needed*"
-    text = ast.unparse(value)
-    return "its own" if "Config(" in text or "Sampling(" in text else f"`{text}`"
+    value: Any = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    return "as there" if isinstance(value, msgspec.Struct) else f"`{json.dumps(plain(value))}`"
 
 
-def _doc(node: ast.stmt | None) -> str:
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-        return " ".join(node.value.value.split())
-    return ""
+def _preset(name: str) -> str:
+    written = plain_yaml.dump({"algorithm": {"preset": name, **plain(PRESETS[name])}})
+    return f"\n```yaml\n{written}```\n"
 
 
 if __name__ == "__main__":

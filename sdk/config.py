@@ -35,6 +35,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_length: PositiveInt = 2048
     """Longest context in tokens, prompt and actions of all turns together."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the weights are kept and computed in by the engine; the learner keeps float32 weights and computes in it."""
     device: str = "cpu"
     """Where engine and learner compute: `cpu`, `cuda`, `cuda:0`."""
     renderer: str = "auto"
@@ -46,10 +47,13 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The process that samples."""
 
     type: Literal["embedded"] = "embedded"
+    """Our own engine, on transformers. There is no other yet."""
     host: str = "127.0.0.1"
+    """The address it listens on; 127.0.0.1 can be reached from this machine alone."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """0 lets the system choose a free one."""
     threads: PositiveInt = 1
+    """CPU threads it computes with."""
     max_batch: PositiveInt = 64
     """Requests that are decoded at once; further ones wait."""
     start_timeout: PositiveFloat = 120.0
@@ -64,9 +68,11 @@ class GaeConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="gae", tag_
     """Skip-observation GAE, with a critic (SAO, arXiv 2607.07508)."""
 
     gamma: Fraction = 1.0
+    """γ: how much a reward counts one action token earlier."""
     lam: Fraction | Literal["adaptive"] = "adaptive"
     """λ of the policy's advantages; `adaptive` is 1 − 1/(α·l), l the rollout's number of action tokens."""
     alpha: PositiveFloat = 1.5
+    """α of the adaptive λ."""
     critic_lam: Fraction = 1.0
     """λ of the critic's targets; 1 is the Monte Carlo return."""
     normalize: bool = True
@@ -79,9 +85,11 @@ class GroupZscoreConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="gr
     """Reward minus the group's mean, over its standard deviation (GRPO, arXiv 2402.03300)."""
 
     group_size: Annotated[int, Meta(ge=2)] = 8
+    """Rollouts of one task that are compared. `learner.batch_rollouts` is a multiple of it."""
     min_valid: Annotated[int, Meta(ge=2)] = 2
     """A group with failed members is kept while this many remain."""
     epsilon: PositiveFloat = 1e-6
+    """Added to the standard deviation, which is 0 where all rewards of a group are the same."""
 
 
 class DisConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="dis", tag_field="type"):
@@ -90,24 +98,30 @@ class DisConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="dis", tag_
     low: PositiveFloat = 0.3
     """Tokens count while 1 − low < ratio < 1 + high."""
     high: PositiveFloat = 5.0
+    """See `low`."""
 
 
 class PpoClipConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="ppo_clip", tag_field="type"):
     """PPO's clipped surrogate on the token ratio to the rollout policy (arXiv 1707.06347)."""
 
     low: PositiveFloat = 0.2
+    """The ratio is clipped to 1 − low from below,"""
     high: PositiveFloat = 0.2
+    """and to 1 + high from above."""
 
 
 class CriticConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The learned critic: the policy's backbone with a value head, attention frozen."""
 
     lr: PositiveFloat = 5e-6
+    """Learning rate of the critic."""
     updates: PositiveInt = 2
     """Value updates per policy update (K)."""
     warmup_steps: Count = 10
-    """Steps at the start that train the critic alone. They make no new version."""
+    """Learner steps at the start that train the critic alone. They make no new version, and come on top of
+    `train.steps`."""
     freeze_attention: bool = True
+    """Whether the critic trains its MLPs and value head alone, and all else stays as the policy's was at the start."""
     advantages: Literal["before_update", "after_update"] = "before_update"
     """Whether advantages use the critic's values from before or after the step's value updates. The paper does not say.
     After an update the critic has seen this batch's outcomes, which takes them out of the advantages; on the calculator
@@ -118,10 +132,13 @@ class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A preset, and what is to differ from it."""
 
     preset: Literal["sao", "grpo"] = "sao"
+    """A vetted combination of the three below; [what each stands for](#presets)."""
     advantage: GaeConfig | GroupZscoreConfig | None = None
+    """How much better than expected an action was; `null` takes the preset's."""
     objective: DisConfig | PpoClipConfig | None = None
+    """What the policy's update maximises; `null` takes the preset's."""
     critic: CriticConfig | None = None
-    """None takes the preset's; `grpo` has no critic."""
+    """`null` takes the preset's; `grpo` has no critic."""
 
 
 class AsyncConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,9 +149,9 @@ class AsyncConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_concurrent: PositiveInt = 64
     """Episodes in flight."""
     window: PositiveInt | None = None
-    """Windowed FIFO: a batch is taken from the oldest `window` admitted rollouts. None: twice the batch."""
+    """Windowed FIFO: a batch is taken from the oldest `window` admitted rollouts. `null`: twice the batch."""
     on_new_version: Literal["interrupt", "finish"] = "interrupt"
-    """What becomes of running generations when a version is published."""
+    """What becomes of running generations when a version is published: they go on under it, or end under theirs."""
 
 
 class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,14 +160,19 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     batch_rollouts: PositiveInt = 64
     """Rollouts per policy update."""
     lr: PositiveFloat = 1e-6
+    """Learning rate of the policy."""
     warmup_steps: Count = 0
     """Policy updates over which the learning rate rises linearly to `lr`."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """Of AdamW, the optimizer of policy and critic."""
     weight_decay: NonNegativeFloat = 0.0
+    """Of AdamW."""
     max_grad_norm: PositiveFloat = 1.0
+    """A longer gradient is scaled down to this norm."""
     micro_batch_tokens: PositiveInt = 16384
     """Most tokens in one forward pass; a batch is accumulated over as many passes as it needs."""
     threads: PositiveInt = 1
+    """CPU threads it computes with."""
     step_timeout: PositiveFloat = 1800.0
     """Seconds a single learner step may take."""
 
@@ -159,12 +181,16 @@ class TrainConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The run as a whole."""
 
     steps: PositiveInt = 100
-    """Policy updates."""
+    """Policy updates; each makes a version. The critic's warm-up comes before them, so that of `steps: 100` and
+    `algorithm.critic.warmup_steps: 8` become 108 learner steps: `step 9/108` makes `v1`."""
     seed: int = 0
+    """Decides tasks, chance in episodes and sampling, initial critic: everything random in a run hangs from it."""
     checkpoint_every: PositiveInt = 20
+    """Learner steps between two checkpoints. There is one at the end as well, and after Ctrl-C."""
     eval_every: Count = 0
     """Evaluate after every so many policy updates; 0 only before and after training, where `eval.samples` is not 0."""
     keep_checkpoints: PositiveInt = 2
+    """The newest so many are kept."""
     max_failures: PositiveInt = 64
     """Consecutive failed or unscored rollouts after which the run stops."""
 
@@ -175,7 +201,9 @@ class EvalConfig(Struct, frozen=True, forbid_unknown_fields=True):
     samples: Count = 0
     """Tasks per evaluation; 0 evaluates nothing."""
     temperatures: tuple[NonNegativeFloat, ...] = (1.0, 0.0)
+    """The tasks are played at each of them; 0 is greedy."""
     split: str = "eval"
+    """Whose tasks are played: what the environment's `tasks(split)` is given."""
     success: float = 1.0
     """A rollout whose reward is at least this is a success."""
 

@@ -49,7 +49,7 @@ def _check(type: inspect.Type, value: Any, path: Path) -> Iterator[Problem]:
             return
     if not any(_fits(t, value) for t in options):
         choices = [v for t in options if isinstance(t, inspect.LiteralType) for v in t.values]
-        yield Problem(path, f"expected {_describe(type)}, got {_show(value)}{_did_you_mean(value, choices)}")
+        yield Problem(path, f"expected {describe(type)}, got {_show(value)}{_did_you_mean(value, choices)}")
 
 
 def _check_items(type: _ListType, value: list[Any], path: Path) -> Iterator[Problem]:
@@ -99,7 +99,7 @@ def _check_fields(struct: inspect.StructType, value: dict[Any, Any], path: Path)
             yield Problem((*path, str(key)), f"unknown key (with the value {_show(item)}){nearest}; {known}")
     for name, field in fields.items():
         if field.required and name not in value:
-            yield Problem((*path, name), f"required, and missing: {_describe(field.type)}")
+            yield Problem((*path, name), f"required, and missing: {describe(field.type)}")
 
 
 def _fits(type: inspect.Type, value: Any) -> bool:
@@ -143,7 +143,8 @@ def _within(type: inspect.IntType | inspect.FloatType, value: float) -> bool:
     )
 
 
-def _describe(type: inspect.Type) -> str:
+def describe(type: inspect.Type) -> str:
+    """What belongs there, in words: `a whole number of at least 1`."""
     match type:
         case inspect.NoneType():
             return "null"
@@ -158,22 +159,22 @@ def _describe(type: inspect.Type) -> str:
         case inspect.LiteralType():
             return _one_of(type.values)
         case inspect.VarTupleType() | inspect.ListType():
-            return f"a list, each item {_describe(type.item_type)}"
+            return f"a list, each item {describe(type.item_type)}"
         case inspect.TupleType():
-            return f"a list of {len(type.item_types)}: {'; '.join(map(_describe, type.item_types))}"
+            return f"a list of {len(type.item_types)}: {'; '.join(map(describe, type.item_types))}"
         case inspect.DictType():
             return "a mapping of keys to values"
         case inspect.StructType():
             return f"a mapping with the keys {', '.join(f.encode_name for f in type.fields)}"
         case inspect.UnionType():
-            return ", or ".join(_describe(t) for t in type.types)
+            return ", or ".join(describe(t) for t in type.types)
         case _:
             return "a value"
 
 
 def _describe_structs(structs: list[inspect.StructType]) -> str:
     if structs[0].tag is None:
-        return _describe(structs[0])
+        return describe(structs[0])
     return f"a mapping with `{structs[0].tag_field}: ` {_one_of(s.tag for s in structs)}"
 
 

@@ -203,8 +203,11 @@ class Sampling(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     """How tokens are drawn. `temperature: 0` is greedy; `top_k: 0` keeps every token."""
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
+    """What logits are divided by. Training needs one above 0."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Only the likeliest tokens that together have this probability are drawn from."""
     top_k: Annotated[int, Meta(ge=0)] = 0
+    """Only so many of the likeliest tokens are drawn from; 0 is all."""
     max_tokens: Annotated[int, Meta(ge=1)] = 256
     """Limit of one turn, in tokens."""
 

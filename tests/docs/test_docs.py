@@ -17,6 +17,26 @@ def test_the_configuration_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == made, "run: python docs/make_configuration.py"
 
 
+def test_every_key_of_the_config_is_explained() -> None:
+    rows = re.findall(r"^\| `\w+` \|.*$", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE)
+    assert len(rows) > 60
+    assert [row for row in rows if not row.split("|")[-2].strip()] == []
+
+
+def test_a_preset_is_what_the_configuration_page_writes_out() -> None:
+    from moonmill import plain_yaml
+    from moonmill.config_io import make_config
+    from moonmill.trainer.algorithms.presets import PRESETS, resolve
+
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL)
+    written = {block["algorithm"]["preset"]: block for block in (plain_yaml.parse(b, "page").data for b in blocks)}
+    assert written.keys() == PRESETS.keys()
+    for name, block in written.items():
+        data = {"env": {"id": "e-v0"}, "model": {"path": "p"}, **block}
+        algorithm = make_config(data, source="page", folder=ROOT).algorithm
+        assert resolve(algorithm, 64) == PRESETS[name]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())

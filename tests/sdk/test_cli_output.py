@@ -145,7 +145,11 @@ def test_a_step_is_one_line():
 
 
 def test_a_step_leaves_out_what_was_not_measured():
-    assert step_text(StepLine(1, 2, 0)) == "step 1/2  v0  staleness 0.0 (max 0)  0 tok/s  0.0 s"
+    assert step_text(StepLine(1, 2, 1)) == "step 1/2  v1  staleness 0.0 (max 0)  0 tok/s  0.0 s"
+
+
+def test_a_step_that_trained_the_critic_alone_says_so():
+    assert step_text(StepLine(1, 2, 0)).startswith("step 1/2 (critic warm-up)  v0")
 
 
 def test_an_evaluation_is_one_line():
