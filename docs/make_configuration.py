@@ -45,6 +45,10 @@ One YAML file says what a run is. Unknown keys are refused, with the nearest val
 key on the command line; the value is read as YAML. `moonmill validate FILE` says what is wrong with a file, and what
 its preset comes to. YAML is read as a person means it: `1e-6` is a number, `yes` and `on` are text; dates, sets and
 other types beyond JSON's are refused.
+
+On `--resume`, `engine`, `async`, `eval` and `train` (but for `train.seed`) may differ from what the run was begun with;
+what is trained may not. A run has begun once a rollout has finished: until then, as after an engine that refused to
+start, both `train` and `train --resume` begin it again, with whatever config.
 """
 PRESETS_HEAD = """
 ## Presets
