@@ -71,6 +71,20 @@ def test_a_folder_without_a_model_is_told_and_what_needs_it_is_not_looked_at(con
     assert (checks["renderer"].ok, checks["prompts"].ok) == (None, None)
 
 
+def test_a_context_longer_than_the_model_is_told_before_the_model_is_loaded(config: Config) -> None:
+    check = found(replace(config, model=replace(config.model, max_length=100_000)))["model"]
+    assert check.ok is False
+    assert check.detail.startswith("model.max_length: 100000 is more than the 512 positions that the model")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "\xff"])
+def test_a_model_with_a_broken_configuration_is_told(config: Config, tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    check = found(replace(config, model=ModelConfig(str(tmp_path))))["model"]
+    assert check.ok is False
+    assert "config.json cannot be read" in check.detail
+
+
 @pytest.mark.parametrize("device", ["gpu", "CUDA", "cuda:", "cuda:-1", "cuda:0:1", "cpu:0", "", "x" * 5000])
 def test_an_unknown_device_is_refused(config: Config, device: str) -> None:
     with pytest.raises(ConfigError, match=r"model.device: '.*is unknown: give cpu, cuda, or cuda:1"):
