@@ -46,7 +46,6 @@ class RootGroup(LazyGroup):
             if isinstance(e, SystemExit | GeneratorExit):
                 raise
             if isinstance(e, BrokenPipeError) and is_abandoned(sys.stdout):
-                sys.stdout = None  # else the interpreter tries the same flush at its end
                 ctx.exit(1)
             text, code = explain(e)
             click.echo(text, err=True)

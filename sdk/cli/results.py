@@ -5,6 +5,7 @@ An author's code, what it calls and the programs it starts may print as they lik
 
 import io
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,17 +31,24 @@ def results() -> TextIO:
 
 def leave_stdout() -> None:
     """Nothing more goes to stdout until the process ends: threads a tool has left behind may print to the last."""
-    sys.stdout = sys.stderr
+    stdout, sys.stdout = sys.__stdout__, sys.stderr
+    if stdout is not None:
+        try:
+            stdout.flush()
+        except BrokenPipeError:  # nobody wants what is left: closing loses it, which the interpreter's end would not
+            with suppress(BrokenPipeError):
+                stdout.close()
     _lead_to_stderr()
 
 
 def is_abandoned(stream: TextIO) -> bool:
-    """Whether whoever read `stream` has gone, as `| head` does."""
+    """Whether whoever read `stream` has gone, as `| head` does. Of interest after a `BrokenPipeError`: whose was it?"""
     try:
-        stream.flush()
-    except BrokenPipeError:
-        return True
-    return False
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)  # asks for nothing, and is told of a broken pipe all the same
+    except (AttributeError, io.UnsupportedOperation):
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 @contextmanager
@@ -51,11 +59,13 @@ def _alone_on_stdout() -> Iterator[None]:
         sys.stdout = sys.stderr
         try:
             yield
+            _results.flush()
+        except BrokenPipeError as e:
+            if is_abandoned(_results):
+                raise click.exceptions.Exit(1) from e
+            raise
         finally:
-            gone = is_abandoned(_results)
             sys.stdout, _results = before
-            if gone:
-                raise click.exceptions.Exit(1)
 
 
 @contextmanager

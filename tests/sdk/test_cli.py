@@ -204,11 +204,12 @@ def test_a_config_that_cannot_be_trained_says_so_at_the_end(config):
 
 def test_a_valid_config_ends_with_what_was_looked_at(config):
     policy = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
-    result = run("validate", str(config), "--set", f"model.path={policy}")
+    sets = ("--set", f"model={{path: {policy}, max_length: 256}}")
+    result = run("validate", str(config), *sets)
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1].startswith("ok: environment, algorithm,")
     assert "gae: gamma 1.0, lam adaptive, alpha 1.5" in result.stdout
-    told = json.loads(run("validate", str(config), "--set", f"model.path={policy}", "--json").stdout)
+    told = json.loads(run("validate", str(config), *sets, "--json").stdout)
     assert told["ok"] is True
     assert {check["name"] for check in told["checks"]} >= {"environment", "device", "prompts"}
     assert told["algorithm"]["objective"] == {"type": "dis", "low": 0.3, "high": 5.0}

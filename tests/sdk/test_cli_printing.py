@@ -101,9 +101,14 @@ def test_a_closed_stream_is_no_error(closing: str, noisy: str) -> None:
     assert "Error" not in done.stderr
 
 
-def test_a_reader_that_leaves_a_result_is_no_error() -> None:
-    script = f"{sys.executable} -m moonmill envs show calculator-v0 --json | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["envs show calculator-v0 --json", "envs show --help", "envs list"])
+def test_a_reader_that_leaves_is_no_error(arguments: str, unbuffered: str) -> None:
+    script = f"{sys.executable} -m moonmill {arguments} | true; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (1, "")
 
 
