@@ -198,7 +198,7 @@ class InferenceClient:
         """Raise where trying again cannot help."""
         if not isinstance(error, RefusalError):
             return
-        if error.status == 400 and _TOO_LONG in error.message:
+        if error.status in (400, 413) and _TOO_LONG in error.message:
             raise PromptTooLongError(
                 f"a prompt of {len(run.prompt)} tokens and up to {run.sampling.max_tokens} more do not fit the "
                 f"engine's context: {error.message}"

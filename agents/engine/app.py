@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from moonmill.agents.engine.bodies import read_body
 from moonmill.agents.engine.chat import chat
 from moonmill.agents.engine.completions import complete
 from moonmill.agents.engine.protocol import ApiError, LoadRequest, UnloadRequest, decode_body
@@ -40,18 +41,18 @@ def make_app(service: Service) -> Starlette:
         return _json({"object": "list", "data": cards})
 
     async def completions(request: Request) -> Response:
-        return complete(service, await request.body())
+        return complete(service, await read_body(request, service.max_length))
 
     async def chat_completions(request: Request) -> Response:
-        return await chat(service, await request.body())
+        return chat(service, await read_body(request, service.max_length))
 
     async def load(request: Request) -> Response:
-        wanted = decode_body(await request.body(), LoadRequest)
+        wanted = decode_body(await read_body(request, service.max_length), LoadRequest)
         await service.load(wanted.lora_name, wanted.lora_path)
         return PlainTextResponse(f"Success: {wanted.lora_name!r} loaded from {wanted.lora_path}")
 
     async def unload(request: Request) -> Response:
-        wanted = decode_body(await request.body(), UnloadRequest)
+        wanted = decode_body(await read_body(request, service.max_length), UnloadRequest)
         await service.unload(wanted.lora_name)
         return PlainTextResponse(f"Success: {wanted.lora_name!r} unloaded")
 

@@ -14,7 +14,6 @@ import msgspec
 
 from moonmill.agents.engine.protocol import ApiError, ChatCall, ChatMessage, ChatRequest, Usage, decode_body
 from moonmill.agents.engine.responses import Event, WhileConnected, streamed, whole
-from moonmill.agents.engine.scheduler import Params
 from moonmill.agents.engine.service import Piece, Service
 from moonmill.envs import ToolSpec
 from moonmill.errors import RenderError
@@ -29,7 +28,7 @@ _AS_SYSTEM = "developer"
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
-async def chat(service: Service, body: bytes) -> WhileConnected:
+def chat(service: Service, body: bytes) -> WhileConnected:
     """Answer one request.
 
     Raises:
@@ -37,38 +36,25 @@ async def chat(service: Service, body: bytes) -> WhileConnected:
     """
     request = decode_body(body, ChatRequest)
     service.require(request.model)
-    renderer = await service.renderer()
     tools = _tools(request)
     messages = [_message(m, i) for i, m in enumerate(request.messages)]
     if not messages:
         raise ApiError("messages is empty: a chat needs at least one", param="messages")
-    try:
-        prompt = renderer.prompt(messages, tools)
-    except RenderError as e:
-        raise ApiError(str(e), param="messages") from e
-    top = (request.top_logprobs or 0) if request.logprobs else 0
-    limit = request.max_completion_tokens or request.max_tokens
-    params = service.params(request, prompt, limit, renderer.stop_token_ids, top)
-    answer = _Chat(service, request, renderer, tools, prompt, params)
+    answer = _Chat(service, request, tools, messages, len(body))
     return streamed(answer.events) if request.stream else whole(answer.answer)
 
 
 class _Chat:
     def __init__(
-        self,
-        service: Service,
-        request: ChatRequest,
-        renderer: "TurnRenderer",
-        tools: tuple[ToolSpec, ...],
-        prompt: list[int],
-        params: Params,
+        self, service: Service, request: ChatRequest, tools: tuple[ToolSpec, ...], messages: list[Message], size: int
     ) -> None:
         self._service = service
         self._request = request
-        self._renderer = renderer
         self._tools = tools
-        self._prompt = prompt
-        self._params = params
+        self._messages = messages
+        self._size = size
+        self._renderer: TurnRenderer
+        self._prompt: list[int] = []
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
@@ -107,41 +93,55 @@ class _Chat:
         """The events of a stream."""
         tokens: list[int] = []
         text = told = reasoned = ""
-        opening = self._chunk({"role": "assistant", "content": ""})
-        if self._request.return_token_ids:
-            opening["prompt_token_ids"] = self._prompt
-        yield Event(msgspec.json.encode(opening), last=False)
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
+                if not tokens:
+                    yield Event(msgspec.json.encode(self._opening()), last=False)
                 tokens += piece.tokens
                 text += piece.text
+                last = piece.finish is not None
                 delta: dict[str, Any] = {}
-                parsed = self._parsed(tokens, text, piece)
-                if piece.finish is not None or not self._tools:
-                    content, reasoning = (
-                        t if piece.finish is not None else t.rstrip(_UNFINISHED)
-                        for t in (parsed.content, parsed.reasoning or "")
-                    )
-                    if content.startswith(told) and content != told:
-                        delta["content"], told = content[len(told) :], content
-                    if reasoning.startswith(reasoned) and reasoning != reasoned:
-                        delta["reasoning_content"], reasoned = reasoning[len(reasoned) :], reasoning
-                if piece.finish is not None and parsed.tool_calls:
+                parsed = self._parsed(tokens, text, piece) if last or not self._tools else Message("assistant")
+                content, reasoning = (
+                    t if last else t.rstrip(_UNFINISHED) for t in (parsed.content, parsed.reasoning or "")
+                )
+                if content.startswith(told) and content != told:
+                    delta["content"], told = content[len(told) :], content
+                if reasoning.startswith(reasoned) and reasoning != reasoned:
+                    delta["reasoning_content"], reasoned = reasoning[len(reasoned) :], reasoning
+                if last and parsed.tool_calls:
                     delta["tool_calls"] = [{"index": i, **_call(c)} for i, c in enumerate(parsed.tool_calls)]
                 body = self._chunk(delta, piece, parsed)
-                yield Event(msgspec.json.encode(body), piece.finish is not None and not self._request.with_usage)
+                yield Event(msgspec.json.encode(body), last and not self._request.with_usage)
         if self._request.with_usage:
             body = self._body("chat.completion.chunk", [], self._usage(len(tokens)))
             yield Event(msgspec.json.encode(body), last=True)
 
-    def _pieces(self) -> AsyncGenerator[Piece]:
-        return self._service.pieces(self._request, self._prompt, self._params)
+    async def _pieces(self) -> AsyncGenerator[Piece]:
+        request, service = self._request, self._service
+        self._renderer = renderer = await service.renderer()
+        try:
+            self._prompt = await service.tokenize(lambda: renderer.prompt(self._messages, self._tools), self._size)
+        except RenderError as e:
+            raise ApiError(str(e), param="messages") from e
+        top = (request.top_logprobs or 0) if request.logprobs else 0
+        limit = request.max_completion_tokens or request.max_tokens
+        params = service.params(request, self._prompt, limit, renderer.stop_token_ids, top)
+        async with aclosing(service.pieces(request, self._prompt, params)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def _parsed(self, tokens: list[int], text: str, piece: Piece) -> Message:
         """The message so far. Where a stop string cut it, that is its text: the tokens say more."""
         if isinstance(piece.stop_reason, str):
             return Message("assistant", text)
         return self._renderer.parse(tokens, self._prompt, self._tools)
+
+    def _opening(self) -> dict[str, Any]:
+        opening = self._chunk({"role": "assistant", "content": ""})
+        if self._request.return_token_ids:
+            opening["prompt_token_ids"] = self._prompt
+        return opening
 
     def _chunk(
         self, delta: dict[str, Any], piece: Piece | None = None, parsed: Message | None = None

@@ -17,7 +17,6 @@ from moonmill.agents.engine.protocol import (
     decode_body,
 )
 from moonmill.agents.engine.responses import Event, WhileConnected, streamed, whole
-from moonmill.agents.engine.scheduler import Params
 from moonmill.agents.engine.service import Piece, Service
 
 _DEFAULT_MAX_TOKENS = 16
@@ -32,19 +31,15 @@ def complete(service: Service, body: bytes) -> WhileConnected:
     """
     request = decode_body(body, CompletionRequest)
     service.require(request.model)
-    prompt = _prompt_ids(service, request.prompt)
-    max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    params = service.params(request, prompt, max_tokens, top_logprobs=request.logprobs or 0)
-    completion = _Completion(service, request, prompt, params)
+    completion = _Completion(service, request)
     return streamed(completion.events) if request.stream else whole(completion.answer)
 
 
 class _Completion:
-    def __init__(self, service: Service, request: CompletionRequest, prompt: list[int], params: Params) -> None:
+    def __init__(self, service: Service, request: CompletionRequest) -> None:
         self._service = service
         self._request = request
-        self._prompt = prompt
-        self._params = params
+        self._prompt: list[int] = []
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._offset = 0
@@ -52,7 +47,7 @@ class _Completion:
     async def answer(self) -> bytes:
         """The whole answer."""
         parts: list[Piece] = []
-        async with aclosing(self._service.pieces(self._request, self._prompt, self._params)) as pieces:
+        async with aclosing(self._pieces()) as pieces:
             parts.extend([piece async for piece in pieces])
         joined = Piece(
             [t for p in parts for t in p.tokens],
@@ -74,7 +69,7 @@ class _Completion:
     async def events(self) -> AsyncGenerator[Event]:
         """The events of a stream."""
         sampled = 0
-        async with aclosing(self._service.pieces(self._request, self._prompt, self._params)) as pieces:
+        async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
                 choice = self._choice(piece)
                 if sampled == 0 and self._request.return_token_ids:
@@ -86,6 +81,15 @@ class _Completion:
             usage = self._usage(sampled)
             body = CompletionAnswer(self._id, self._created, self._request.model, [], usage)
             yield Event(msgspec.json.encode(body), last=True)
+
+    async def _pieces(self) -> AsyncGenerator[Piece]:
+        request, service = self._request, self._service
+        self._prompt = await _prompt_ids(service, request.prompt)
+        max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        params = service.params(request, self._prompt, max_tokens, top_logprobs=request.logprobs or 0)
+        async with aclosing(service.pieces(request, self._prompt, params)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def _choice(self, piece: Piece) -> CompletionChoice:
         return CompletionChoice(
@@ -119,19 +123,20 @@ class _Completion:
         return Usage(len(self._prompt), sampled, len(self._prompt) + sampled)
 
 
-def _prompt_ids(service: Service, prompt: str | list[int | str | list[int]]) -> list[int]:
+async def _prompt_ids(service: Service, prompt: str | list[int | str | list[int]]) -> list[int]:
     """One prompt's tokens; a list of one prompt is that prompt."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
             raise ApiError(f"one prompt a request; there are {len(prompt)}: send a request for each", param="prompt")
         first = prompt[0]
-        return _prompt_ids(service, first if isinstance(first, str) else [*first])
+        return await _prompt_ids(service, first if isinstance(first, str) else [*first])
     if isinstance(prompt, str):
-        if service.text is None:
+        text = service.text
+        if text is None:
             raise ApiError(
                 "a prompt of text needs a tokenizer, and the model folder has none: send token ids", param="prompt"
             )
-        return service.text.encode(prompt)
+        return await service.tokenize(lambda: text.encode(prompt), len(prompt))
     ids = [token for token in prompt if isinstance(token, int)]
     if len(ids) != len(prompt):
         raise ApiError("a prompt is a text or a list of token ids, not a mixture", param="prompt")

@@ -53,10 +53,10 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """The error as OpenAI's clients expect it."""
-        kind = {400: "BadRequestError", 404: "NotFoundError", 405: "BadRequestError"}
+        kind = "NotFoundError" if self.status == 404 else "BadRequestError"
         error = {
             "message": self.message,
-            "type": kind.get(self.status, "InternalServerError"),
+            "type": kind if self.status < 500 else "InternalServerError",
             "param": self.param,
             "code": self.status,
         }

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from moonmill.agents.engine.protocol import ApiError
-from moonmill.agents.engine.service import GenerationError
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -45,8 +44,8 @@ def whole(make: Callable[[], Awaitable[bytes]]) -> WhileConnected:
     async def work(send: Send) -> None:
         try:
             await _send_json(send, 200, await make())
-        except GenerationError as e:
-            await _send_json(send, 500, ApiError(str(e), 500).body())
+        except ApiError as e:
+            await _send_json(send, e.status, e.body())
 
     return WhileConnected(work)
 
@@ -64,12 +63,11 @@ def streamed(events: Callable[[], AsyncIterator[Event]]) -> WhileConnected:
                 await _body(
                     send, b"data: " + event.data + b"\n\n" + (_DONE if event.last else b""), more=not event.last
                 )
-        except GenerationError as e:
-            error = ApiError(str(e), 500).body()
-            if not started:
-                await _send_json(send, 500, error)
-                return
-            await _body(send, b"data: " + error + b"\n\n" + _DONE, more=False)
+        except ApiError as e:
+            if started:
+                await _body(send, b"data: " + e.body() + b"\n\n" + _DONE, more=False)
+            else:
+                await _send_json(send, e.status, e.body())
 
     return WhileConnected(work)
 

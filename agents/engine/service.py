@@ -4,7 +4,7 @@ Every version has a name of its own and requests name the one they want. A versi
 and its requests have ended before it is gone.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +23,10 @@ from moonmill.errors import MoonmillError
 
 if TYPE_CHECKING:
     from moonmill.agents.rendering import TurnRenderer
+
+
+_LONG_TEXT = 2**14
+"""From this size on, tokenizing a text takes long enough to be noticed by those who wait."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -52,10 +56,6 @@ class Piece(NamedTuple):
     stop_reason: int | str | None
 
 
-class GenerationError(Exception):
-    """The engine itself failed a request: not the request's fault."""
-
-
 class Service:
     """One engine: a base model, its versions, and the loop that decodes them.
 
@@ -83,6 +83,8 @@ class Service:
         self.loop = DecodeLoop(scheduler, options.threads)
         self._renderer: TurnRenderer | None = None
         self._lock = anyio.Lock()
+        self._first_chat = anyio.Lock()
+        self._tokenizing = {long: anyio.CapacityLimiter(1) for long in (False, True)}
 
     async def load(self, name: str, path: str) -> None:
         """Load the weights in a folder under a new name, while others are decoded."""
@@ -119,13 +121,22 @@ class Service:
 
     async def renderer(self) -> "TurnRenderer":
         """The model's chat format, loaded when it is first needed."""
-        async with self._lock:
+        async with self._first_chat:
             if self._renderer is None:
                 try:
                     self._renderer = await anyio.to_thread.run_sync(self._load_renderer)
                 except MoonmillError as e:
                     raise ApiError(f"this model cannot chat: {e}") from e
             return self._renderer
+
+    async def tokenize(self, encode: Callable[[], list[int]], size: int) -> list[int]:
+        """What `encode` returns, computed in a thread: one text at a time, and short ones never behind long ones.
+
+        Args:
+            encode: tokenizes.
+            size: of the text, in characters or bytes.
+        """
+        return await anyio.to_thread.run_sync(encode, limiter=self._tokenizing[size > _LONG_TEXT])
 
     def params(
         self,
@@ -179,13 +190,13 @@ class Service:
         """A generation as it comes; the last piece has a finish reason.
 
         Raises:
-            GenerationError: the engine failed.
+            ApiError: the engine failed.
         """
         detokenizer = Detokenizer(self.text, request.stops, request.skip_special_tokens is not False)
         async with aclosing(self.loop.generate(request.model, prompt, params)) as deltas:
             async for delta in deltas:
                 if delta.finish == "error":
-                    raise GenerationError(delta.error)
+                    raise ApiError(str(delta.error), 500)
                 text, used = detokenizer.push(delta.tokens, last=delta.finish is not None)
                 finish: str | None = delta.finish
                 reason: int | str | None = delta.stop_token

@@ -19,7 +19,9 @@ class Text:
         self._tokenizer = tokenizer
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+        # Unlike `encode`, this lets other threads run meanwhile.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text])[0].ids
+        return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
