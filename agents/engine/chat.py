@@ -230,6 +230,6 @@ def _tool_call(call: ChatCall) -> ToolCall:
     if isinstance(arguments, str):
         try:
             return ToolCall(call.id, call.function.name, msgspec.json.decode(arguments, type=dict[str, Any]))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return ToolCall(call.id, call.function.name, arguments)
     return ToolCall(call.id, call.function.name, arguments or {})

@@ -64,23 +64,25 @@ def load_version(base: PreTrainedModel, path: Path) -> PreTrainedModel:
     Raises:
         ModelError: the folder holds neither, or it does not fit the base.
     """
+    try:
+        with torch.no_grad():
+            return _load_from(base, path)
+    except ModelError:
+        raise
+    except OSError as e:
+        raise ModelError(f"cannot read weights from {path}: {e.strerror or _first_line(e)}") from e
+    except Exception as e:  # peft and safetensors raise whatever they like about a folder
+        raise ModelError(f"cannot load weights from {path}: {_first_line(e)}") from e
+
+
+def _load_from(base: PreTrainedModel, path: Path) -> PreTrainedModel:
     if not path.is_dir():
         raise ModelError(f"the folder {path} does not exist")
     if (path / "adapter_config.json").is_file():
-        return _guarded(path, lambda: _merge_adapter(base, path))
+        return _merge_adapter(base, path)
     if (path / "model.safetensors").is_file():
-        return _guarded(path, lambda: _load_full(base, path / "model.safetensors"))
+        return _load_full(base, path / "model.safetensors")
     raise ModelError(f"{path} holds neither a PEFT adapter (adapter_config.json) nor full weights (model.safetensors)")
-
-
-def _guarded(path: Path, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    try:
-        with torch.no_grad():
-            return load()
-    except ModelError:
-        raise
-    except Exception as e:  # peft and safetensors raise whatever they like about a folder
-        raise ModelError(f"cannot load weights from {path}: {_first_line(e)}") from e
 
 
 def _merge_adapter(base: PreTrainedModel, path: Path) -> PreTrainedModel:

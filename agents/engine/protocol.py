@@ -4,6 +4,7 @@ A field that would change what is sampled is either honoured or refused, never i
 heard of are passed over, as vLLM does, since client libraries send many.
 """
 
+import reprlib
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -17,6 +18,13 @@ TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+Stops = Annotated[list[str], Meta(max_length=64)]
+"""Every token's text is searched for each of them."""
+VersionName = Annotated[str, Meta(min_length=1, max_length=256)]
+FolderPath = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+_LONGEST_MESSAGE = 1000
+"""Characters of an error's message: a value that is quoted in it may be megabytes."""
 
 _ONLY: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -41,13 +49,16 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 """Fields of vLLM's and OpenAI's that are understood but not supported: the values, besides null, that change
 nothing."""
 
+_Unsupported = msgspec.defstruct("_Unsupported", [(name, Any, None) for name in _ONLY])
+
 
 class ApiError(Exception):
     """What a request gets instead of an answer."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
+        half = _LONGEST_MESSAGE // 2
+        self.message = message if len(message) <= _LONGEST_MESSAGE else f"{message[:half]} ... {message[-half:]}"
         self.status = status
         self.param = param
 
@@ -77,7 +88,7 @@ class _Sampled(Struct, kw_only=True):
     top_p: TopP | None = None
     top_k: TopK | None = None
     seed: Seed | None = None
-    stop: str | list[str] | None = None
+    stop: str | Stops | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -157,14 +168,14 @@ class ChatRequest(_Sampled, kw_only=True):
 class LoadRequest(Struct):
     """Body of `/v1/load_lora_adapter`: a version's name and the folder its weights are in."""
 
-    lora_name: str
-    lora_path: str
+    lora_name: VersionName
+    lora_path: FolderPath
 
 
 class UnloadRequest(Struct):
     """Body of `/v1/unload_lora_adapter`."""
 
-    lora_name: str
+    lora_name: VersionName
 
 
 class Logprobs(Struct):
@@ -214,27 +225,32 @@ def decode_body(body: bytes, kind: type[S]) -> S:
     Raises:
         ApiError: it is no JSON, has wrong types or values, or asks for what this engine cannot do.
     """
+    request = _decode(body, kind)
+    if issubclass(kind, _Sampled):
+        # A second look is cheap: what has no place in the struct, a long prompt above all, is skipped and not read.
+        _refuse_unsupported(_decode(body, _Unsupported))
+    return request
+
+
+def _decode(body: bytes, kind: type[S]) -> S:
     try:
-        request = msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at ")
         name = where.strip("`").removeprefix("$.").removeprefix("$")
         raise ApiError(f"{name or 'body'}: {what}", param=name or None) from e
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise ApiError(f"the body is not JSON: {e}") from e
-    if issubclass(kind, _Sampled):
-        _refuse_unsupported(body)
-    return request
+    except RecursionError as e:
+        raise ApiError("the body is nested too deeply to be read") from e
 
 
-def _refuse_unsupported(body: bytes) -> None:
-    # Searching the text is much cheaper than reading a long prompt a second time for fields that are hardly ever there.
-    if not any(f'"{name}"'.encode() in body for name in _ONLY):
-        return
-    for name, value in msgspec.json.decode(body).items():
-        if name in _ONLY and value is not None and value not in _ONLY[name]:
-            usual = ", ".join(repr(v) for v in _ONLY[name]) or "null"
+def _refuse_unsupported(found: Struct) -> None:
+    for name, usual in _ONLY.items():
+        value = getattr(found, name)
+        if value is not None and value not in usual:
             raise ApiError(
-                f"{name}={value!r} is not supported by the embedded engine: leave it out or set it to {usual}",
+                f"{name}={reprlib.repr(value)} is not supported by the embedded engine: leave it out or set it to "
+                f"{', '.join(map(repr, usual)) or 'null'}",
                 param=name,
             )

@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from moonmill.agents.engine.loop import DecodeLoop
 from moonmill.agents.engine.models import ModelError, load_model, load_version
 from moonmill.agents.engine.protocol import ApiError, ChatRequest, CompletionRequest
+from moonmill.agents.engine.sampling import COOLEST
 from moonmill.agents.engine.scheduler import Params, Scheduler
 from moonmill.agents.engine.text import Detokenizer, load_text
 from moonmill.errors import MoonmillError
@@ -167,13 +168,19 @@ class Service:
             raise ApiError(
                 f"the prompt has the token {bad}, but the vocabulary ends at {self.vocab - 1}", param="prompt"
             )
+        temperature = 1.0 if request.temperature is None else request.temperature
+        if 0 < temperature < COOLEST:
+            raise ApiError(
+                f"temperature: {temperature} is too low to be computed: the lowest is {COOLEST}, and 0 is greedy",
+                param="temperature",
+            )
         stops = request.stops
         if stops and self.text is None:
             raise ApiError("stop needs a tokenizer, and the model folder has none: use stop_token_ids", param="stop")
         interval = self.options.stream_interval if request.stream else None
         return Params(
             max_tokens=max_tokens or room,
-            temperature=1.0 if request.temperature is None else request.temperature,
+            temperature=temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             top_k=max(request.top_k or 0, 0),
             seed=request.seed,

@@ -319,6 +319,19 @@ def test_a_folder_that_is_no_version_is_refused(http: httpx.Client, tmp_path: Pa
     assert str(tmp_path) in message
 
 
+@pytest.mark.parametrize("path", ["x" * 4000, "x" * 5000, "a\0b", "", "/dev/null", "pyproject.toml/x"])
+def test_a_path_that_is_no_folder_is_refused(http: httpx.Client, path: str) -> None:
+    status, message = refusal(http, "/v1/load_lora_adapter", lora_name="x", lora_path=path)
+    assert (status, "Error" in message) == (400, False)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257])
+def test_a_version_needs_a_name(http: httpx.Client, tmp_path: Path, name: str) -> None:
+    status, message = refusal(http, "/v1/load_lora_adapter", lora_name=name, lora_path=str(tmp_path))
+    assert status == 400
+    assert message.startswith("lora_name: Expected `str` of length")
+
+
 # What is refused
 
 
@@ -335,7 +348,11 @@ def test_a_folder_that_is_no_version_is_refused(http: httpx.Client, tmp_path: Pa
         ({"max_tokens": 0}, 400, "max_tokens: Expected `int` >= 1"),
         ({"temperature": "hot"}, 400, "temperature: Expected `float | null`, got `str`"),
         ({"top_p": 0}, 400, "top_p: Expected `float` > 0"),
+        ({"temperature": 1e-45}, 400, "temperature: 1e-45 is too low to be computed: the lowest is 1e-05, and 0 is"),
+        ({"temperature": 1e-300}, 400, "temperature: 1e-300 is too low"),
         ({"n": 2}, 400, "n=2 is not supported"),
+        ({"n": "x" * 100_000}, 400, "is not supported"),
+        ({"stop": ["x"] * 65}, 400, "stop: Expected `array` of length <= 64"),
         ({"min_p": 0.1}, 400, "min_p=0.1 is not supported"),
         ({"stop": ""}, 400, "empty string"),
     ],
@@ -374,6 +391,40 @@ def test_what_is_not_json_and_what_is_not_there_is_refused(http: httpx.Client) -
     assert http.get("/v1/nothing").json()["error"]["code"] == 404
     assert http.get("/v1/completions").json()["error"]["code"] == 405
     assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"model": "policy-v0", "prompt": [3], "\\u006e": 2}', "n=2 is not supported"),
+        (b'{"model": "policy-v0", "prompt": [3], "n": 1, "n": 2}', "n=2 is not supported"),
+        (b'{"model": "policy-v0", "prompt": [3], "min_p": 1e999}', "min_p: Number out of range"),
+        (b'{"model": "policy-v0", "prompt": "\xff"}', "the body is not JSON: Invalid UTF-8"),
+        (b'{"model": "policy-v0", "prompt": "\\ud800"}', "the body is not JSON"),
+        (b'{"model": "policy-v0", "prompt": [3], "user": ' + b"[" * 9999 + b"]" * 9999 + b"}", "nested too deeply"),
+    ],
+    ids=["escaped key", "key twice", "number", "encoding", "half a character", "nesting"],
+)
+def test_odd_json_is_refused(http: httpx.Client, body: bytes, message: str) -> None:
+    response = http.post("/v1/completions", content=body)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+
+
+def test_a_field_inside_another_is_not_the_requests(http: httpx.Client) -> None:
+    complete(http, metadata={"n": 2})
+
+
+def test_arguments_nested_too_deeply_are_refused(http: httpx.Client) -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": "[" * 99_999}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    assert refusal(http, "/v1/chat/completions", messages=messages)[0] == 400
+
+
+def test_an_error_does_not_repeat_a_megabyte(http: httpx.Client) -> None:
+    status, message = refusal(http, model="x" * 1_000_000)
+    assert status == 404
+    assert len(message) < 1100
 
 
 # The process
