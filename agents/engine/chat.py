@@ -1,11 +1,15 @@
 """`POST /v1/chat/completions`: messages and tools in, a message or tool calls out, whole or streamed.
 
 Messages become tokens, and tokens a message, through the model's renderer, the one that training uses. A stream tells
-the text as far as it is certain not to be part of a call: with tools on offer that is at the end.
+the text as far as it is certain not to be part of a call or of a stop string: where either may come, that is at the
+end. As with vLLM, a message is told as the text it is where one of its calls is none that a client could make: of a
+tool that was not offered, or with arguments that are not a JSON object.
 """
 
+import json
 import time
 import uuid
+from bisect import bisect_left
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, get_args
@@ -51,9 +55,13 @@ class _Chat:
         self._service = service
         self._request = request
         self._tools = tools
+        self._offered = {tool.name for tool in tools}
+        self._certain = not tools and not request.stops
         self._messages = messages
         self._size = size
         self._renderer: TurnRenderer
+        self._call_at: int | None = None
+        """The token a call begins at, where calls are told as text."""
         self._prompt: list[int] = []
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -101,7 +109,7 @@ class _Chat:
                 text += piece.text
                 last = piece.finish is not None
                 delta: dict[str, Any] = {}
-                parsed = self._parsed(tokens, text, piece) if last or not self._tools else Message("assistant")
+                parsed = self._parsed(tokens, text, piece) if last or self._certain else Message("assistant")
                 content, reasoning = (
                     t if last else t.rstrip(_UNFINISHED) for t in (parsed.content, parsed.reasoning or "")
                 )
@@ -135,6 +143,18 @@ class _Chat:
         """The message so far. Where a stop string cut it, that is its text: the tokens say more."""
         if isinstance(piece.stop_reason, str):
             return Message("assistant", text)
+        parsed = self._parse(tokens)
+        if all(call.name in self._offered and _arguments(call) for call in parsed.tool_calls):
+            return parsed
+        if self._call_at is None:
+            ends = range(1, len(tokens) + 1)
+            self._call_at = bisect_left(ends, True, key=lambda end: bool(self._parse(tokens[:end]).tool_calls))
+        before, rest = self._parse(tokens[: self._call_at]), tokens[self._call_at :]
+        skip = self._request.skip_special_tokens is not False
+        calls = self._service.text.decode(rest, skip) if self._service.text else self._renderer.decode(rest)
+        return Message("assistant", before.content + calls, reasoning=before.reasoning)
+
+    def _parse(self, tokens: list[int]) -> Message:
         return self._renderer.parse(tokens, self._prompt, self._tools)
 
     def _opening(self) -> dict[str, Any]:
@@ -180,9 +200,19 @@ def _finish(piece: Piece, parsed: Message) -> str | None:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    arguments = call.arguments
-    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": text}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+
+
+def _arguments(call: ToolCall) -> str | None:
+    """A call's arguments as the JSON of an object; None where that is not what they are."""
+    if call.error is not None:
+        return None
+    try:
+        # The standard library's, since what a model writes may hold numbers of any length.
+        arguments = json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments
+        return json.dumps(arguments, allow_nan=False, separators=(",", ":")) if isinstance(arguments, dict) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _tools(request: ChatRequest) -> tuple[ToolSpec, ...]:

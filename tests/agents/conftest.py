@@ -46,11 +46,11 @@ def random_model(seed: int = 0) -> PreTrainedModel:
     return LlamaForCausalLM(config).eval()
 
 
-def markov_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Weights of a model in which every token has one successor, almost surely."""
+def markov_weights(model: PreTrainedModel, says: str = SAYS) -> dict[str, torch.Tensor]:
+    """Weights of a model in which every token has one successor, almost surely, so that it calls `says`."""
     weights = {name: torch.zeros_like(w) for name, w in model.state_dict().items()}
-    successor = {"<call>": SAYS[0], "</call>": "<end>", "<end>": "<end>", **dict(pairwise(SAYS))}
-    successor[SAYS[-1]] = "</call>"
+    successor = {"<call>": says[0], "</call>": "<end>", "<end>": "<end>", **dict(pairwise(says))}
+    successor[says[-1]] = "</call>"
     for word, token in IDS.items():
         weights["model.embed_tokens.weight"][token, token] = 1.0
         weights["lm_head.weight"][IDS[successor.get(word, "<call>")], token] = 4.0

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import httpx
 import openai
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from moonmill.agents.processes import ServerProcess
 
-from .conftest import IDS, MAX_LENGTH, SAYS, WORDS, engine_argv
+from .conftest import IDS, MAX_LENGTH, SAYS, WORDS, engine_argv, markov_weights, random_model
 
 PROMPT = [IDS[c] for c in "hello"]
 CALCULATE: Any = {
@@ -68,6 +70,34 @@ def refusal(http: httpx.Client, path: str = "/v1/completions", **fields: Any) ->
     assert set(error) == {"message", "type", "param", "code"}
     assert "Traceback" not in error["message"]
     return response.status_code, error["message"]
+
+
+@contextmanager
+def version(http: httpx.Client, says: str, folder: Path) -> Iterator[None]:
+    """A version by the name of what it says, as a call."""
+    save_file(markov_weights(random_model(), says), folder / "model.safetensors")
+    body = {"lora_name": says, "lora_path": str(folder)}
+    http.post("/v1/load_lora_adapter", json=body).raise_for_status()
+    try:
+        yield
+    finally:
+        http.post("/v1/unload_lora_adapter", json=body).raise_for_status()
+
+
+def offer(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+def chat(http: httpx.Client, streamed: bool, **fields: Any) -> tuple[dict[str, Any], str]:
+    """The message a chat is answered with, put together from its pieces, and its finish reason."""
+    fields = {"messages": [{"role": "user", "content": "?"}], "temperature": 0, **fields}
+    if not streamed:
+        choice = http.post("/v1/chat/completions", json=fields).json()["choices"][0]
+        return choice["message"], choice["finish_reason"]
+    choices = [e["choices"][0] for e in stream(http, "/v1/chat/completions", **fields)]
+    calls = joined(c["delta"].get("tool_calls") or [] for c in choices)
+    content = "".join(c["delta"].get("content") or "" for c in choices)
+    return {"content": content, "tool_calls": calls or None}, choices[-1]["finish_reason"]
 
 
 def joined(parts: Iterable[list[Any]]) -> list[Any]:
@@ -237,6 +267,48 @@ def test_a_streamed_chat_calls_a_tool(client: openai.OpenAI) -> None:
     assert [c.function.arguments for c in calls if c.function] == [
         json.dumps({"expression": SAYS}, separators=(",", ":"))
     ]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("says", "tools"),
+    [("12*34", ()), ("12*34", ("f", "g")), ("h{}", ("f", "g")), ("f{1}", ("f", "g")), ("f{}", ())],
+    ids=["no name, none offered", "no name", "not offered", "no JSON", "none offered"],
+)
+def test_a_call_that_no_client_could_make_is_text(
+    http: httpx.Client, tmp_path: Path, says: str, tools: tuple[str, ...], streamed: bool
+) -> None:
+    with version(http, says, tmp_path):
+        message, finish = chat(http, streamed, model=says, tools=[offer(name) for name in tools])
+    assert (message["content"], message.get("tool_calls")) == (says, None)
+    assert finish == "stop"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_call_that_is_text_keeps_its_tags_where_they_are_asked_for(http: httpx.Client, streamed: bool) -> None:
+    message, _ = chat(http, streamed, model="markov", skip_special_tokens=False)
+    assert message["content"] == f"<call>{SAYS}</call><end>"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_call_of_one_of_several_tools_is_a_call(http: httpx.Client, tmp_path: Path, streamed: bool) -> None:
+    with version(http, "g{}", tmp_path):
+        message, finish = chat(http, streamed, model="g{}", tools=[offer("f"), offer("g")])
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "g", "arguments": "{}"}
+    assert finish == "tool_calls"
+
+
+def test_a_streamed_chat_tells_nothing_of_a_stop_string(http: httpx.Client) -> None:
+    events = stream(
+        http,
+        "/v1/chat/completions",
+        model="markov",
+        messages=[{"role": "user", "content": "?"}],
+        temperature=0,
+        stop=["*3"],
+    )
+    assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events) == "12"
 
 
 def test_a_streamed_chat_is_the_message_in_pieces(http: httpx.Client) -> None:
