@@ -1,7 +1,8 @@
 """A server of ours as a child process: started, watched, stopped.
 
 The child keeps to the convention in `moonmill.agents.serving`. What always holds: it does not outlive us, even when we
-are killed, because it watches the stdin we hold; leaving the context ends it; every wait has a bound.
+are killed, because it watches the stdin we hold, and the kernel ends it with the thread that started it, which is the
+event loop's under asyncio; leaving the context ends it; every wait has a bound.
 """
 
 import subprocess

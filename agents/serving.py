@@ -6,9 +6,11 @@ The convention, which `moonmill.agents.processes.ServerProcess` relies on:
   there: afterwards whatever is printed goes to stderr.
 - A server that cannot start (port taken, bad arguments) prints one line to stderr and exits with 2.
 - SIGTERM and SIGINT end it with 0, after the requests in flight or a second, whichever is sooner.
-- With `exit_with_stdin` it ends at once when its stdin closes, so that it never outlives a parent that was killed.
+- With `exit_with_stdin` it ends at once when its stdin closes or its parent ends, so that it never outlives a parent
+  that was killed: not while it is stopped and sees no stdin close, nor where a fork of the parent keeps it open.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -26,6 +28,8 @@ _GRACE_SECONDS = 1
 _KEEP_ALIVE_SECONDS = 60
 """Longer than clients keep idle connections, so that they never send into one that is just being closed."""
 _BACKLOG = 2048
+_PR_SET_PDEATHSIG = 1
+"""Linux' name for this number, in `sys/prctl.h`."""
 
 
 def serve(
@@ -42,7 +46,7 @@ def serve(
         app: the ASGI application; its lifespan runs before the ready line is printed.
         host: the address to listen on.
         port: 0 lets the system choose one; the ready line tells which.
-        exit_with_stdin: end when stdin is closed.
+        exit_with_stdin: end when stdin is closed or the parent ends.
         ready: further facts for the ready line.
         listener: a socket from `listen`, where the caller had slow work to do between taking the port and serving.
 
@@ -104,7 +108,13 @@ def announce_ready(facts: Mapping[str, Any]) -> None:
 
 
 def die_with_stdin() -> None:
-    """End this process, without ceremony, once its stdin closes. A SIGKILLed parent can say goodbye in no other way."""
+    """End this process, without ceremony, once its stdin closes or its parent ends.
+
+    To Linux the parent is the thread that started this process, not only the process of that thread.
+    """
+    # Asked for here and not between fork and exec, where a parent with threads may run no Python. A parent that had
+    # gone before has closed the pipe.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def watch() -> None:
         while os.read(0, 4096):

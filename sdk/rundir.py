@@ -18,6 +18,7 @@ import shutil
 import stat
 import time
 from pathlib import Path
+from weakref import WeakSet
 
 from moonmill.config import Config
 from moonmill.config_io import differences, dump_config, load_config
@@ -46,6 +47,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self._lock_file = path / "lock"
         self._lock: int | None = None
+        _open.add(self)
 
     @classmethod
     def create(cls, path: Path, config: Config) -> "RunDirectory":
@@ -185,3 +187,15 @@ def check_place(path: Path) -> None:
 def _shown(path: Path) -> str:
     text = str(path).replace("\0", "\\0")
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+_open: WeakSet[RunDirectory] = WeakSet()
+
+
+def _unlock_fork() -> None:
+    """What author's code forks shares our open files, locks included, and may outlive us."""
+    for run in _open:
+        run.unlock()
+
+
+os.register_at_fork(after_in_child=_unlock_fork)

@@ -132,23 +132,52 @@ async def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
         await server(tmp_path, "/no/such/program").__aenter__()
 
 
-async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    parent = f"""
-import sys, anyio
+async def stop_of(pid: int) -> None:
+    """Wait until a process has stopped."""
+    with anyio.fail_after(5):
+        while " T " not in await anyio.Path(f"/proc/{pid}/stat").read_text():  # noqa: ASYNC110  # as above
+            await anyio.sleep(0.02)
+
+
+PARENT = """
+import os, sys, anyio
 from pathlib import Path
 from moonmill.agents.processes import ServerProcess
 
 async def main():
-    argv = [sys.executable, "-c", {SERVER!r}, "0"]
-    async with ServerProcess("tester", argv, log_path=Path({str(tmp_path / "log")!r}), start_timeout=30) as process:
+    argv = [sys.executable, "-c", {server!r}, "0"]
+    async with ServerProcess("tester", argv, log_path=Path({log!r}), start_timeout=30) as process:
+        held = os.fork() if {forks} else 0
+        if {forks} and not held:
+            os.read(int(sys.argv[1]), 1)
+            os._exit(0)
         print(process.pid, flush=True)
         await anyio.sleep(60)
 
 anyio.run(main)
 """
-    async with await anyio.open_process(python(parent)) as process:
-        assert process.stdout is not None
-        child = int(await process.stdout.receive())
-        assert exists(child)
-        process.kill()
-    await gone(child)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("forks", [False, True], ids=["alone", "its pipes are held by a fork of it"])
+async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path, stopped: bool, forks: bool) -> None:
+    parent = PARENT.format(server=SERVER, log=str(tmp_path / "log"), forks=forks)
+    end, held = os.pipe()
+    try:
+        process = await anyio.open_process([*python(parent), str(end)], pass_fds=[end])
+        async with process:
+            assert process.stdout is not None
+            child = int(await process.stdout.receive())
+            assert exists(child)
+            if stopped:
+                os.kill(child, signal.SIGSTOP)
+                await stop_of(child)
+            process.kill()
+            try:
+                await gone(child)
+            except TimeoutError:
+                os.kill(child, signal.SIGKILL)
+                raise
+    finally:
+        os.close(held)
+        os.close(end)

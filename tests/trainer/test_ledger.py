@@ -1,5 +1,7 @@
 """What the logs say after a crash at any point."""
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,22 @@ def test_logs_of_two_runs_are_told_apart(run: RunDirectory) -> None:
 def test_a_second_trainer_in_one_run_directory_is_refused(run: RunDirectory) -> None:
     with pytest.raises(RunDirectoryError, match="another process is training"):
         RunDirectory.open(run.path).lock()
+
+
+def test_a_fork_does_not_hold_the_run(run: RunDirectory) -> None:
+    ours, forks = socket.socketpair()
+    if not (pid := os.fork()):
+        ours.close()
+        forks.send(b"here")
+        forks.recv(1)
+        os._exit(0)
+    forks.close()
+    try:
+        assert ours.recv(4) == b"here"
+        with pytest.raises(RunDirectoryError, match="another process is training"):
+            RunDirectory.open(run.path).lock()
+        run.unlock()
+        assert not RunDirectory.open(run.path).in_use()
+    finally:
+        ours.close()
+        os.waitpid(pid, 0)
