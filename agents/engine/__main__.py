@@ -29,9 +29,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         refuse(problem)
     listener = listen(args.host, args.port)
     # Imported now, not above: bad arguments and a taken port are told without waiting seconds for torch.
+    from transformers.utils import logging
+
     from moonmill.agents.engine.app import make_app
     from moonmill.agents.engine.service import Options, Service
 
+    logging.disable_progress_bar()
     options = Options(
         model=args.model,
         served_name=args.served_name or args.model,

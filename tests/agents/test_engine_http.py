@@ -525,14 +525,15 @@ def test_a_port_in_use_is_told_in_one_line(model_dir: Path) -> None:
     )
 
 
-def test_sigterm_under_a_stream_ends_it_cleanly(model_dir: Path) -> None:
-    with subprocess.Popen(
-        engine_argv(model_dir, "--stream-interval", "1"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+def test_sigterm_under_a_stream_ends_it_cleanly_and_the_log_is_empty(model_dir: Path) -> None:
+    argv, pipe = engine_argv(model_dir, "--stream-interval", "1"), subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         port = json.loads(process.stdout.readline())["ready"]["port"]
         body = {"model": "policy-v0", "prompt": [3], "max_tokens": MAX_LENGTH - 1, "stream": True}
         with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=10) as response:
             next(response.iter_raw())
             process.terminate()
             assert process.wait(timeout=10) == 0
+        assert process.stderr.read() == ""
