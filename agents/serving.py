@@ -85,16 +85,17 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
         listener.listen(_BACKLOG)
-    except OSError as e:
+    except (OSError, OverflowError, UnicodeError) as e:  # the last two: a port beyond 65535, a host that is no name
         listener.close()
-        reason = os.strerror(e.errno) if e.errno and e.errno > 0 else e
+        number = e.errno if isinstance(e, OSError) else None
+        reason = os.strerror(number) if number and number > 0 else e
         refuse(f"cannot listen on {host}:{port}: {reason}; choose another port (0 takes any)")
     return listener
 
 
 def refuse(message: str) -> NoReturn:
     """End this process because of what it was given: one line on stderr, exit code 2."""
-    print(message, file=sys.stderr, flush=True)  # noqa: T201
+    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201
     raise SystemExit(USAGE_EXIT_CODE)
 
 

@@ -1,16 +1,23 @@
 """Which model folder an argument stands for."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from moonmill.errors import RunDirectoryError
+from moonmill.errors import ConfigError, RunDirectoryError
+
+if TYPE_CHECKING:
+    from moonmill.config import ModelConfig
 
 
 def policy_of(folder: Path) -> Path:
     """The model in `folder`: itself, or the newest checkpoint's policy where it is a run.
 
     Raises:
+        ConfigError: no folder is there.
         RunDirectoryError: a run without a checkpoint.
     """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder: give the folder of a model or of a run")
     if not is_run(folder):
         return folder
     from moonmill.trainer.checkpoint import latest
@@ -19,6 +26,15 @@ def policy_of(folder: Path) -> Path:
     if checkpoint is None:
         raise RunDirectoryError(f"{folder} has no checkpoint yet; give the folder of a model")
     return checkpoint / "policy"
+
+
+def settings_of(folder: Path) -> "ModelConfig | None":
+    """What a run's config says of its model; None where `folder` is a model itself."""
+    if not is_run(folder):
+        return None
+    from moonmill.config_io import load_config
+
+    return load_config(folder / "config.yaml").model
 
 
 def is_run(folder: Path) -> bool:

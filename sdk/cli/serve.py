@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from moonmill.cli.models import policy_of
+from moonmill.cli.models import policy_of, settings_of
 from moonmill.cli.options import json_option
 
 _STOP_SECONDS = 10
@@ -15,15 +15,33 @@ _STOP_SECONDS = 10
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("model", type=click.Path(path_type=Path))
 @click.option("--name", help="What requests call the model; by default the folder's name.")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--max-batch", type=click.IntRange(min=1), default=64, show_default=True, help="Requests at once.")
-@click.option("--max-length", type=click.IntRange(min=1), help="Longest context; by default the model's.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:0")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port to listen on; 0 takes any."
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads that compute a step."
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Requests that are answered at once; further ones wait.",
+)
+@click.option(
+    "--max-length",
+    type=click.IntRange(min=1),
+    help="Longest context in tokens; by default the run's model.max_length, else the model's own.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="What is computed in; by default the run's model.dtype, else float32.",
+)
+@click.option("--device", default="cpu", show_default=True, help="What computes: cpu, cuda, cuda:0.")
 @json_option
 def serve(
     model: Path,
@@ -33,7 +51,7 @@ def serve(
     threads: int,
     max_batch: int,
     max_length: int | None,
-    dtype: str,
+    dtype: str | None,
     device: str,
     as_json: bool,
 ) -> None:
@@ -43,16 +61,18 @@ def serve(
     Ctrl-C and answers OpenAI's /v1/completions, /v1/chat/completions (with tools) and /v1/models.
     """
     served = name or model.resolve().name
+    policy, trained = policy_of(model), settings_of(model)
     arguments = {
-        "--model": policy_of(model),
+        "--model": policy,
         "--served-name": served,
         "--host": host,
         "--port": port,
         "--threads": threads,
         "--max-batch": max_batch,
-        "--max-length": max_length,
-        "--dtype": dtype,
+        "--max-length": max_length or (trained and trained.max_length),
+        "--dtype": dtype or (trained and trained.dtype),
         "--device": device,
+        "--renderer": trained and trained.renderer,
     }
     given = [part for flag, value in arguments.items() if value is not None for part in (flag, str(value))]
     command = [sys.executable, "-m", "moonmill.agents.engine", *given, "--exit-with-stdin"]

@@ -510,7 +510,7 @@ def test_a_model_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
     argv = [a for a in engine_argv(tmp_path / "nowhere") if a != "--exit-with-stdin"]
     done = run_engine(*argv)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.strip() == f"the model folder {tmp_path / 'nowhere'} does not exist"
+    assert done.stderr.strip() == f"error: the model folder {tmp_path / 'nowhere'} does not exist"
 
 
 def test_a_port_in_use_is_told_in_one_line(model_dir: Path) -> None:
@@ -521,7 +521,7 @@ def test_a_port_in_use_is_told_in_one_line(model_dir: Path) -> None:
         done = run_engine(*argv)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.strip() == (
-        f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another port (0 takes any)"
+        f"error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another port (0 takes any)"
     )
 
 

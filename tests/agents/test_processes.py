@@ -82,7 +82,7 @@ async def test_its_death_is_noticed_and_a_restart_serves_again(tmp_path: Path) -
 
 
 async def test_refusing_its_arguments_is_told_in_its_own_words(tmp_path: Path) -> None:
-    code = "import sys; print('no such model', file=sys.stderr); sys.exit(2)"
+    code = "from moonmill.agents.serving import refuse; refuse('no such model')"
     with pytest.raises(ConfigError, match=r"^the tester refused to start: no such model$"):
         await server(tmp_path, *python(code)).__aenter__()
 

@@ -4,6 +4,8 @@ import json
 import os
 import pty
 import select
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 from pathlib import Path
 
 import click
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -120,7 +123,7 @@ def test_the_version():
             "eval calculator-v0",
             "error: calculator-v0 is neither a config file nor a run, so an environment: say with --model what",
         ),
-        ("serve nowhere", "Directory 'nowhere' does not exist"),
+        ("serve nowhere", "error: nowhere is no folder: give the folder of a model or of a run"),
         ("serve . --port 70000", "70000 is not in the range 0<=x<=65535"),
         ("inspect . --rollouts -1", "-1 is not in the range x>=0"),
     ],
@@ -429,7 +432,7 @@ def read_until(terminal: int, wanted: bytes, seconds: float = 30) -> bytes:
 def test_a_folder_without_a_model_cannot_be_served(tmp_path):
     result = moonmill_process("serve", str(tmp_path), "--port", "0")
     assert result.returncode == 2
-    assert result.stderr == f"{tmp_path} is not a model folder: it has no config.json\n"
+    assert result.stderr == f"error: {tmp_path} is not a model folder: it has no config.json\n"
 
 
 def test_a_port_in_use_is_told_before_the_model_is_loaded(tmp_path):
@@ -438,7 +441,7 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(tmp_path):
         port = taken.getsockname()[1]
         result = moonmill_process("serve", str(tmp_path), "--port", str(port))
     assert result.returncode == 2
-    assert result.stderr.startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert result.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use")
     assert result.stdout == ""
 
 
@@ -447,3 +450,31 @@ def test_a_run_without_a_checkpoint_cannot_be_served(tmp_path):
     result = run("serve", str(tmp_path))
     assert result.exit_code == 2
     assert result.output == f"error: {tmp_path} has no checkpoint yet; give the folder of a model\n"
+
+
+def test_every_option_of_serve_is_explained():
+    assert all(option.help for option in cli.get_command(None, "serve").params if isinstance(option, click.Option))
+
+
+def test_a_host_that_is_none_is_told_in_one_line(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    result = moonmill_process("serve", str(tmp_path), "--host", "x" * 300)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: cannot listen on xxx")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_run_is_served_as_it_was_trained(tmp_path):
+    policy = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
+    model = ModelConfig(str(policy), max_length=200, dtype="bfloat16")
+    (tmp_path / "config.yaml").write_text(dump_config(Config(env=EnvConfig("calculator-v0"), model=model)))
+    shutil.copytree(policy, tmp_path / "checkpoints" / "step-000001" / "policy")
+    command = [sys.executable, "-m", "moonmill", "serve", str(tmp_path), "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        url = json.loads(serving.stdout.readline())["url"]
+        (card,) = httpx.get(f"{url}/models", timeout=10).json()["data"]
+        serving.send_signal(signal.SIGINT)
+    assert card["max_model_len"] == 200
+    assert card["id"] == tmp_path.name
+    assert serving.returncode == 0

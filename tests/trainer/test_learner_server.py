@@ -193,5 +193,5 @@ def test_what_it_cannot_start_with_is_told_in_a_line(tmp_path: Path, text: bytes
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
-    assert ended.stderr.strip().splitlines()[-1].startswith(words.format(file=file))
+    assert ended.stderr.strip().splitlines()[-1].startswith("error: " + words.format(file=file))
     assert ended.stdout == ""
