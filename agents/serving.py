@@ -28,6 +28,8 @@ _GRACE_SECONDS = 1
 _KEEP_ALIVE_SECONDS = 60
 """Longer than clients keep idle connections, so that they never send into one that is just being closed."""
 _BACKLOG = 2048
+_UNREAD_SECONDS = 120.0
+"""How long a client may leave unread what it was sent, or be out of reach, before its connection is dropped."""
 _PR_SET_PDEATHSIG = 1
 """Linux' name for this number, in `sys/prctl.h`."""
 
@@ -82,6 +84,8 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it. Only the kernel knows whether a client reads.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNREAD_SECONDS * 1000))
     try:
         listener.bind((host, port))
         listener.listen(_BACKLOG)

@@ -1,9 +1,11 @@
 """Large prompts and slow clients: what they may cost, and that nobody else pays."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import anyio
 import httpx
@@ -99,3 +101,28 @@ async def test_a_body_that_trickles_in_is_given_up(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ApiError, match=r"did not arrive within 0\.2 s: 3 bytes") as refused:
         await bodies.read_body(Request({"type": "http", "headers": []}, receive), MAX_LENGTH)
     assert refused.value.status == 408
+
+
+def request(fields: dict[str, object], length: int | None = None) -> bytes:
+    """A completion's request; one that announces more than it has goes on for ever."""
+    body = json.dumps({"model": "policy-v0", "prompt": [3], **fields}).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (length or len(body), body)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [request({"stream": True, "logprobs": 20, "max_tokens": MAX_LENGTH - 1}), request({}, length=LIMIT)],
+    ids=["reading nothing", "never done sending"],
+)
+def test_clients_that_hang_hold_up_nobody(engine: ServerProcess, http: httpx.Client, sent: bytes) -> None:
+    with ExitStack() as stack:
+        for _ in range(100):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", engine.ready["port"])))
+            client.sendall(sent)
+        answer = http.post("/v1/completions", json={"model": "policy-v0", "prompt": [3], "max_tokens": 2})
+        assert answer.status_code == 200
+    left = time.monotonic()
+    while not {"moonmill_requests_running 0", "moonmill_requests_waiting 0"} <= {
+        *http.get("/metrics").text.split("\n")
+    }:
+        assert time.monotonic() - left < 5, "clients that are gone keep no slot"

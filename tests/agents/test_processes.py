@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import anyio
 import httpx
 import pytest
 
+from moonmill.agents import serving
 from moonmill.agents.processes import ServerProcess
 from moonmill.errors import ConfigError, WorkerDiedError
 
@@ -139,9 +141,19 @@ async def stop_of(pid: int) -> None:
             await anyio.sleep(0.02)
 
 
+def test_a_client_that_reads_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_UNREAD_SECONDS", 0.5)
+    with serving.listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        connection.settimeout(10)
+        with connection, pytest.raises(OSError, match="Connection timed out"):
+            connection.sendall(b"x" * 50_000_000)
+
+
 PARENT = """
 import os, sys, anyio
 from pathlib import Path
+from moonmill.agents import serving
 from moonmill.agents.processes import ServerProcess
 
 async def main():
