@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils import is_flash_attn_2_available
 
+from moonmill.agents.engine.attention import refuse_unsupported
 from moonmill.errors import ConfigError
 
 PACKED = "moonmill_packed"
@@ -28,8 +29,6 @@ _WIDEST = 1.5
 """Longest by shortest rollout in one kernel call."""
 _MIXING = 1e-3
 """Share of the largest logit. Rounding stays far below; a rollout that sees its neighbour goes far above."""
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""What some models hand to their attention and this one cannot do."""
 
 
 class _Rows(NamedTuple):
@@ -95,28 +94,12 @@ def packed_attention(
     sliding_window: int | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of each rollout's tokens over that rollout; the signature is that of transformers' attention functions.
+    """Attention of each rollout's tokens over that rollout.
 
-    Args:
-        module: the layer's attention module.
-        query: `[1, heads, tokens, dim]`, rotated already, as `key` is.
-        key: `[1, key_value_heads, tokens, dim]`.
-        value: `[1, key_value_heads, tokens, value_dim]`.
-        attention_mask: not used; the plan knows who sees whom.
-        plan: the micro-batch's.
-        scaling: factor on the scores.
-        sliding_window: how far back this layer looks.
-        extra: what else the model passes on; what would change the result is refused.
-
-    Returns:
-        `[1, tokens, heads, value_dim]`.
-
-    Raises:
-        ConfigError: the model needs more than scaled dot products.
+    Arguments, result and refusals are those of `moonmill.agents.engine.attention.slot_attention`; the plan is the
+    micro-batch's.
     """
-    for name in _UNSUPPORTED:
-        if extra.get(name) is not None:
-            raise ConfigError(f"model.path: {type(module).__name__} needs {name!r}, which the learner cannot do")
+    refuse_unsupported(module, extra)
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     parts = [_attend(group, q, k, v, scaling, sliding_window) for group in plan.groups]
     return torch.cat(parts).unsqueeze(0), None

@@ -9,7 +9,7 @@ Tokens are grouped by how many their request has in this step: all decoding requ
 one call of the kernel; prompts of similar length are another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,14 +17,12 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from moonmill.errors import ConfigError
+
 IMPLEMENTATION = "moonmill_slots"
 _FIRST_CAPACITY = 128
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""What some models hand to their attention and this one cannot do."""
-
-
-class UnsupportedAttentionError(Exception):
-    """A model whose attention is not the standard one."""
+"""What some models hand to their attention and ours cannot do."""
 
 
 class Chunk(NamedTuple):
@@ -201,11 +199,9 @@ def slot_attention(
         `[1, tokens, heads, value_dim]`.
 
     Raises:
-        UnsupportedAttentionError: the model needs more than scaled dot products.
+        ConfigError: the model needs more than scaled dot products.
     """
-    for name in _UNSUPPORTED:
-        if extra.get(name) is not None:
-            raise UnsupportedAttentionError(f"{type(module).__name__} needs {name!r}, which is not supported")
+    refuse_unsupported(module, extra)
     layer: int = module.layer_idx  # type: ignore[assignment]  # nn.Module says Tensor | Module of any attribute
     keys, values = plan.cache.store(layer, plan.places, key[0].transpose(0, 1), value[0].transpose(0, 1))
     queries = query[0].transpose(0, 1)
@@ -218,6 +214,21 @@ def slot_attention(
         assert group.targets is not None
         out.index_copy_(0, group.targets, result if group.kept is None else result[group.kept])
     return out.unsqueeze(0), None
+
+
+def refuse_unsupported(module: nn.Module, extra: Mapping[str, Any]) -> None:
+    """Refuse what plain scaled dot products, this module's and the learner's, leave out.
+
+    Args:
+        module: a layer's attention module.
+        extra: what the model passes on to its attention beyond the arguments that are honoured.
+
+    Raises:
+        ConfigError: the model needs more.
+    """
+    for name in _UNSUPPORTED:
+        if extra.get(name) is not None:
+            raise ConfigError(f"its {type(module).__name__} needs {name!r}, which Moonmill's attention cannot do")
 
 
 def _attend(

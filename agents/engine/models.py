@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from moonmill.agents.engine.attention import IMPLEMENTATION, Chunk, KVCache, StepPlan
 from moonmill.agents.engine.folder import problem_of
-from moonmill.errors import EngineError
+from moonmill.errors import ConfigError, EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -150,6 +150,8 @@ def _use_slots(model: PreTrainedModel) -> None:
         try:
             model.set_attn_implementation(IMPLEMENTATION)
             actual = _over_slots(model, tokens).float().log_softmax(-1)
+        except ConfigError as e:
+            raise ModelError(f"the embedded engine cannot run a {kind} model: {e}") from e
         except Exception as e:  # a model that knows no exchangeable attention fails in its own way
             raise ModelError(f"the embedded engine cannot run a {kind} model: {_first_line(e)}") from e
     difference = (expected - actual).abs().max().item()

@@ -22,8 +22,8 @@ from moonmill.types import Sampling
 from .conftest import MAX_LENGTH
 
 LIMIT = 2**20 + 64 * MAX_LENGTH
-TEXT = "1+2*3 " * (LIMIT // 7)
-"""As long as a prompt may be, and seconds of tokenizing."""
+TEXT = "1+2*3 " * (LIMIT // 12)
+"""Half of what a prompt may be, and a second of tokenizing."""
 ROUTES = {
     "/v1/completions": {"prompt": TEXT},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": TEXT}]},

@@ -44,5 +44,5 @@ def test_little_is_padded():
 
 def test_a_model_that_needs_more_is_refused():
     x, plan = torch.zeros(1, 1, 1, 4), PackedPlan(torch.tensor([0, 1]))
-    with pytest.raises(ConfigError, match="softcap"):
+    with pytest.raises(ConfigError, match="its Identity needs 'softcap', which Moonmill's attention cannot do"):
         packed_attention(nn.Identity(), x, x, x, None, plan=plan, softcap=30.0)
