@@ -10,9 +10,13 @@ from moonmill.agents.agent import Session, Turn
 from moonmill.agents.client import InferenceClient
 from moonmill.agents.rendering import TurnRenderer
 from moonmill.envs import ToolSpec
+from moonmill.envs.threads import on_a_thread
 from moonmill.errors import ContextFullError, PromptTooLongError, RenderError
 from moonmill.seeding import derive_seed
 from moonmill.types import Action, Message, Observation, Sampling
+
+_SHORT_CHARS = 4000
+"""A text up to this long is made tokens on the event loop, in milliseconds; a longer one on a thread."""
 
 
 class PolicyAgent:
@@ -47,7 +51,8 @@ class _PolicySession:
 
     async def act(self, new_messages: Sequence[Message]) -> Turn:
         agent = self._agent
-        observation = self._observe(new_messages)
+        long = sum(len(message.content) for message in new_messages) > _SHORT_CHARS
+        observation = await on_a_thread(self._observe, new_messages) if long else self._observe(new_messages)
         room = agent.max_length - len(self._prompt)
         if room < 1:
             if self._turns == 0:

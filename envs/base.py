@@ -1,8 +1,8 @@
 """`MultiTurnEnv`: what an author subclasses.
 
 One instance is one episode, so plain attributes are per-episode state. All of it is ordinary synchronous Python;
-methods written with `async def` are welcome and run on the event loop. `reset` and `step` have Gymnasium's signatures;
-what holds around an author's own is in `lifecycle`.
+methods written with `async def` are welcome and run on an event loop that is the authors'. `reset` and `step` have
+Gymnasium's signatures; what holds around an author's own is in `lifecycle`.
 """
 
 from abc import ABC, abstractmethod
@@ -45,6 +45,10 @@ class MultiTurnEnv(ABC):
     """Seconds after which the episode is truncated."""
     max_scoring_seconds: float = 60.0
     """Seconds that rewards and metrics may take together; a rollout that takes longer is unscored."""
+    max_task_seconds: float = 300.0
+    """Seconds that `tasks` may take for a task, the first included; one that takes longer ends the run."""
+    max_answer_chars: int | None = 100_000
+    """Characters of a tool's answer that the model is shown: of a longer one, its beginning and its end."""
     reward_bounds: tuple[float, float] = (-100.0, 100.0)
     """What each reward, of the episode or a turn, must lie within; one outside makes the rollout fail."""
     system_prompt: str | None = None

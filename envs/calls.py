@@ -13,7 +13,6 @@ import anyio
 import msgspec
 
 from moonmill.blame import own_error
-from moonmill.envs.returned import encodable
 from moonmill.envs.tools import ToolArgumentsError, UnknownToolError
 from moonmill.types import Message, ToolCall
 
@@ -51,14 +50,14 @@ def _call(env: "MultiTurnEnv", call: ToolCall) -> Message:
     with env._moonmill.faults.watch(call) as answer:
         method, arguments = _bind(env, call)
         answer.content = _as_text(settled(env, method(**arguments)))
-    return answer.message()
+    return answer.message(env.max_answer_chars)
 
 
 async def _call_async(env: "MultiTurnEnv", call: ToolCall) -> Message:
     with env._moonmill.faults.watch(call) as answer:
         method, arguments = _bind(env, call)
         answer.content = _as_text(await method(**arguments))
-    return answer.message()
+    return answer.message(env.max_answer_chars)
 
 
 async def _gather(env: "MultiTurnEnv", calls: Sequence[ToolCall]) -> list[Message]:
@@ -90,5 +89,5 @@ def _bind(env: "MultiTurnEnv", call: ToolCall) -> tuple[Callable[..., Any], dict
 
 def _as_text(result: Any) -> str:
     if isinstance(result, str):
-        return encodable(result)
+        return result
     return "" if result is None else msgspec.json.encode(result, enc_hook=str).decode()

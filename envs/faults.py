@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import msgspec
 
 from moonmill.blame import is_interruption, own_error, place_of
-from moonmill.envs.returned import encodable
+from moonmill.envs.returned import encodable, shortened
 from moonmill.envs.tools import ToolArgumentsError, UnknownToolError
 from moonmill.types import Message, ToolCall, ToolFault
 
@@ -26,8 +26,9 @@ class Answer:
         self._call = call
         self.content = ""
 
-    def message(self) -> Message:
-        return Message("tool", self.content, tool_call_id=self._call.id, name=self._call.name)
+    def message(self, max_chars: int | None) -> Message:
+        content = encodable(shortened(self.content, max_chars))
+        return Message("tool", content, tool_call_id=self._call.id, name=self._call.name)
 
 
 class FaultLog:
@@ -59,7 +60,7 @@ class FaultLog:
             if ours is not None:
                 raise ours from e
             kind = type(e).__name__
-            answer.content = encodable(f"error: {kind}: {e}")
+            answer.content = f"error: {kind}: {e}"
             self._count(call.name, kind, encodable(f"{e!s:.{_EXAMPLE_LENGTH}} ({place_of(e)})"))
 
     def _count(self, tool: str, kind: str, example: str) -> None:

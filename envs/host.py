@@ -1,7 +1,8 @@
 """The door between an environment and everything asynchronous: one `EnvHost` is one episode.
 
-Synchronous methods run on the episode's own thread, asynchronous ones on the event loop. What the author's code raises
-outside a tool comes out as `EnvCodeError`; the environment is closed whatever happens, and every wait has a bound.
+Synchronous methods run on the episode's own thread, asynchronous ones on the authors' event loop. What the author's
+code raises outside a tool comes out as `EnvCodeError`; the environment is closed whatever happens, and every wait has a
+bound.
 """
 
 from collections.abc import Callable
@@ -142,7 +143,7 @@ class EnvHost:
                     await self._guarded("close", env.close)
                 else:
                     with blaming(self.env_id, "close"):
-                        await close_on_the_loop(env)
+                        await thread.await_apart(partial(close_on_the_loop, env))
         finally:
             thread.release(last=env.close)  # What needs a thread that is still busy is closed when that comes back.
 

@@ -54,6 +54,14 @@ def encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
+def shortened(text: str, limit: int | None) -> str:
+    """The beginning and the end of a text that has more than `limit` characters."""
+    if limit is None or len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[len(text) - half :]}"
+
+
 def as_number(what: str, value: Any, bounds: tuple[float, float]) -> float:
     """A finite number within `bounds`.
 

@@ -30,6 +30,11 @@ class Taskset:
         self._lock = threading.Lock()
         self._rewind()
 
+    @property
+    def max_task_seconds(self) -> float:
+        """The environment's bound; whoever asks for a task keeps to it."""
+        return self._env.max_task_seconds
+
     def task(self, index: int) -> Task:
         """Task number `index`, from 0. Author's code runs here, and may block.
 
@@ -58,8 +63,10 @@ class Taskset:
 
     def _rewind(self) -> None:
         with blaming("the environment", "its constructor"):
-            env = self._factory()  # A new one each time: what a generator leaves in `self` must not change the tasks.
-        env.taskset_seed = self.seed
-        self._tasks: Iterator[Task] = numbered(env, self.split)
+            self._env = (
+                self._factory()
+            )  # A new one each time: what a generator leaves in `self` must not change the tasks.
+        self._env.taskset_seed = self.seed
+        self._tasks: Iterator[Task] = numbered(self._env, self.split)
         self._next = 0
         self._kept: dict[int, Task] = {}

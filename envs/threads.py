@@ -1,47 +1,43 @@
 """One thread per episode for the environment's blocking code.
 
 Everything synchronous of one environment runs on one thread, in order: a blocking tool stalls only its own episode, and
-objects that belong to a thread (a database connection) stay on theirs. Code on the thread may have something awaited on
-the event loop (`wait_for`), and what is awaited may again run something on the thread. All of it belongs to the task
-that called `run`: cancelling that cancels what is being awaited.
+objects that belong to a thread (a database connection) stay on theirs. Code on the thread may have something awaited
+(`wait_for`), which happens at the episode's desk on the authors' event loop; what is awaited may again run something on
+the thread. All of it belongs to the task that called `run`: cancelling that cancels what is being awaited.
 
 Idle threads are used again. A blocking call cannot be cancelled: after a short grace its thread is left behind, never
 used again, and ends when the call returns.
 """
 
+import asyncio
 import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 import anyio
-import anyio.from_thread
-import anyio.lowlevel
-import anyio.to_thread
-from msgspec import Struct
 
 from moonmill.blame import LeftBehind, is_interruption
+from moonmill.envs.loop import GRACE_SECONDS, Answer, Bell, Desk, LoopKeeper, on_authors_loop
 
 T = TypeVar("T")
 _KEPT_IDLE = 256
 """More idle threads than this are ended."""
-_GRACE_SECONDS = 0.2
-"""What a cancelled call may still take to end by itself: most do, and then the episode can be closed in order."""
 
 
 class Home(Protocol):
     """Where an environment's code runs: synchronous code on one side, asynchronous code on the other."""
 
     async def run(self, call: Callable[..., T], *args: Any) -> T:
-        """From the event loop: run something synchronous."""
+        """From an event loop: run something synchronous."""
         ...
 
     def wait_for(self, call: Callable[[], Awaitable[T]]) -> T:
-        """From synchronous code: have something awaited on the event loop."""
+        """From synchronous code: have something awaited on the authors' event loop."""
         ...
 
 
@@ -52,9 +48,10 @@ class OwnerThread:
 
     def __init__(self) -> None:
         self.abandoned = False
-        """A call was cancelled while it ran: the thread is of no more use."""
-        self._inbox: SimpleQueue[_Job | _Answer | None] = SimpleQueue()
+        """A call was cancelled and has not ended: the thread is of no more use."""
+        self._inbox: SimpleQueue[_Job | Answer | None] = SimpleQueue()
         self._current: _Job | None = None
+        self._desk: Desk | None = None
         threading.Thread(target=self._work, name="moonmill-episode", daemon=True).start()
 
     @classmethod
@@ -76,6 +73,9 @@ class OwnerThread:
         Args:
             last: a call to make when the thread, if it is abandoned, comes back from the call it is busy with.
         """
+        if self._desk is not None:
+            self._desk.close()
+            self._desk = None
         if not self.abandoned and len(self._idle) < _KEPT_IDLE:
             self._idle.append(self)
             return
@@ -87,47 +87,66 @@ class OwnerThread:
         """Run `call` on the thread and wait for it, without blocking the event loop. What it raises is raised here."""
         if self.abandoned:
             raise RuntimeError("this thread is still busy with a call that was cancelled")
-        job = _Job(partial(call, *args), anyio.lowlevel.current_token())
+        bell = Bell()
+        job = _Job(partial(call, *args), bell)
         self._inbox.put(job)
         try:
-            await job.turn.wait()
+            await bell.heard()
             while job.wanted is not None:
-                wanted, job.wanted, job.turn = job.wanted, None, anyio.Event()
-                self._inbox.put(await _answer(wanted))
-                await job.turn.wait()
+                wanted, job.wanted = job.wanted, None
+                self._inbox.put(await self._answer(wanted))
+                await bell.heard()
         except anyio.get_cancelled_exc_class():
-            await self._leave(job)
+            await self._leave(job, bell)
             raise
-        if job.error is not None:
-            raise job.error
-        result: T = job.result
+        result: T = job.answer.given()
         return result
 
     def wait_for(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Have `call` awaited on the event loop; for code on this thread."""
+        """Have `call` awaited; for code on this thread."""
         job = self._current
-        if job is None or self.abandoned:
+        if job is None or job.bell is None or self.abandoned:
             raise LeftBehind
         job.wanted = call
-        job.wake()
-        while not isinstance(item := self._inbox.get(), _Answer):
+        job.bell.ring()
+        while not isinstance(item := self._inbox.get(), Answer):
             if item is None:
                 self._inbox.put(None)
                 raise LeftBehind
             self._do(item)
-        if item.error is not None:
-            raise item.error
-        result: T = item.result
+        result: T = item.given()
         return result
 
-    async def _leave(self, job: "_Job") -> None:
+    async def await_apart(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Have `call` awaited on the authors' event loop though the thread, or what it awaits, has been left behind."""
+        desk = Desk() if self._desk is None or self._desk.left else self._desk
+        try:
+            return await desk.do(call)
+        finally:
+            if desk is not self._desk:
+                desk.close()
+
+    async def _answer(self, wanted: Callable[[], Awaitable[Any]]) -> Answer:
+        try:
+            if on_authors_loop():
+                return Answer(await wanted())  # Asynchronous code has run something here, which awaits in turn.
+            if self._desk is None or self._desk.left:
+                self._desk = Desk()
+            return Answer(await self._desk.do(wanted))
+        except BaseException as e:
+            if is_interruption(e):
+                raise
+            return Answer(error=e)
+
+    async def _leave(self, job: "_Job", bell: Bell) -> None:
         """End a cancelled call: at once where it awaits something, and else if it does not take long."""
-        with anyio.move_on_after(_GRACE_SECONDS, shield=True):
+        with anyio.move_on_after(GRACE_SECONDS, shield=True):
             while not job.done:
-                job.wanted, job.turn = None, anyio.Event()
-                self._inbox.put(_Answer(error=LeftBehind()))
-                await job.turn.wait()
-        self.abandoned = self.abandoned or not job.done
+                job.wanted = None
+                self._inbox.put(Answer(error=LeftBehind()))
+                await bell.heard()
+        # What was awaited may still go on, and call for the thread.
+        self.abandoned = self.abandoned or not job.done or (self._desk is not None and self._desk.left)
 
     def _work(self) -> None:
         while (item := self._inbox.get()) is not None:
@@ -136,96 +155,62 @@ class OwnerThread:
             del item  # An idle thread keeps nothing of its last owner alive.
 
     def _do(self, job: "_Job") -> None:
-        outer, self._current = self._current, job if job.token else None
+        outer, self._current = self._current, job
         try:
-            job.result = job.call()
+            job.answer = Answer(job.call())
         except BaseException as e:
-            job.error = e
+            job.answer = Answer(error=e)
         self._current = outer
         job.done = True
-        job.wake()
+        if job.bell is not None:
+            job.bell.ring()
+
+
+async def on_a_thread(call: Callable[..., T], *args: Any) -> T:
+    """Run `call` on an idle thread. Cancelled, it is left behind, and holds up not even the end of the process."""
+    thread = OwnerThread.acquire()
+    try:
+        return await thread.run(call, *args)
+    finally:
+        thread.release()
 
 
 class ByHand:
     """The home of an environment that is used in a script or a notebook, where there is no episode's thread.
 
-    Asynchronous code runs on one event loop in the background, the same for all, so that what `setup` opened there
-    works in a tool. It does not matter whether the caller runs an event loop of its own.
+    It does not matter whether the caller runs an event loop of its own: asynchronous code runs on another.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._token: anyio.lowlevel.EventLoopToken | None = None
+        self._keeper = LoopKeeper()
 
     async def run(self, call: Callable[..., T], *args: Any) -> T:
-        return await anyio.to_thread.run_sync(partial(call, *args))
+        return await on_a_thread(call, *args)
 
     def wait_for(self, call: Callable[[], Awaitable[T]]) -> T:
         async def main() -> T:
             return await call()
 
-        return anyio.from_thread.run(main, token=self._loop())
-
-    def forget(self) -> None:
-        """Start another event loop when one is needed."""
-        self._token = None
-
-    def _loop(self) -> anyio.lowlevel.EventLoopToken:
-        with self._lock:
-            if self._token is None:
-                started: SimpleQueue[anyio.lowlevel.EventLoopToken] = SimpleQueue()
-                threading.Thread(target=anyio.run, args=(_stay, started), name="moonmill-loop", daemon=True).start()
-                self._token = started.get()
-            return self._token
+        future = Context().run(asyncio.run_coroutine_threadsafe, main(), self._keeper.get().loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
 
 
 BY_HAND = ByHand()
-
-
 # A forked process has none of its parent's threads.
 os.register_at_fork(after_in_child=OwnerThread.forget)
-os.register_at_fork(after_in_child=BY_HAND.forget)
-
-
-class _Answer(Struct):
-    """What came of something the thread wanted awaited."""
-
-    result: Any = None
-    error: BaseException | None = None
 
 
 class _Job:
-    """A call on its way from the event loop to the thread and back; without a token nobody waits for it."""
+    """A call on its way from an event loop to the thread and back; without a bell nobody waits for it."""
 
-    def __init__(self, call: Callable[[], Any], token: anyio.lowlevel.EventLoopToken | None) -> None:
+    def __init__(self, call: Callable[[], Any], bell: Bell | None) -> None:
         self.call = call
-        self.token = token
+        self.bell = bell
+        """Rung when the event loop has something to do: what is `wanted`, or to take the answer."""
         self.wanted: Callable[[], Awaitable[Any]] | None = None
-        self.turn = anyio.Event()
-        """Set when the event loop has something to do: what is `wanted`, or to take the result."""
         self.done = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def wake(self) -> None:
-        """Tell the event loop that it is its turn."""
-        if self.token is not None:
-            # What the two backends call the same. `anyio.from_thread` would wait for the event loop, at twice the cost.
-            loop: Any = self.token.native_token
-            soon = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
-            with suppress(RuntimeError):  # The event loop has ended meanwhile: nobody waits.
-                soon(lambda: self.turn.set())
-
-
-async def _answer(wanted: Callable[[], Awaitable[Any]]) -> _Answer:
-    try:
-        return _Answer(await wanted())
-    except BaseException as e:
-        if is_interruption(e):
-            raise
-        return _Answer(error=e)
-
-
-async def _stay(started: "SimpleQueue[anyio.lowlevel.EventLoopToken]") -> None:
-    started.put(anyio.lowlevel.current_token())
-    await anyio.sleep_forever()
+        self.answer = Answer()

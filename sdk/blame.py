@@ -1,7 +1,8 @@
 """Whose fault an exception is, and where it comes from: for errors about code that is not ours."""
 
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -10,7 +11,18 @@ from moonmill.errors import EnvCodeError, MoonmillError
 
 def place_of(error: BaseException) -> str:
     """`file:line` of the line to look at: the deepest one in the author's file, and where that called into."""
-    frames = [(frame, f"{frame.f_code.co_filename}:{line}") for frame, line in traceback.walk_tb(error.__traceback__)]
+    return _place([*traceback.walk_tb(error.__traceback__)], "raised in")
+
+
+def place_on(frame: FrameType) -> str:
+    """The same of what an event loop is doing, from the frame its thread is in."""
+    frames = [*traceback.walk_stack(frame)]
+    runs = next((i for i, (f, _) in enumerate(frames) if f.f_globals.get("__name__") == "asyncio.events"), len(frames))
+    return _place(frames[:runs][::-1], "in")
+
+
+def _place(stack: Sequence[tuple[FrameType, int]], deeper: str) -> str:
+    frames = [(frame, f"{frame.f_code.co_filename}:{line}") for frame, line in stack]
     if not frames:
         return "unknown place"
     deepest = frames[-1][1]
@@ -18,7 +30,7 @@ def place_of(error: BaseException) -> str:
     if not theirs:
         return deepest
     line = [place for file, place in theirs if file == theirs[0][0]][-1]
-    return line if line == deepest else f"{line}, raised in {deepest}"
+    return line if line == deepest else f"{line}, {deeper} {deepest}"
 
 
 def own_error(error: BaseException) -> MoonmillError | None:
@@ -40,17 +52,24 @@ def is_interruption(error: BaseException) -> bool:
     Author's code can raise or let through a cancellation of its own making, which is as much its fault as any
     exception: passed on, it would end the task of the episode, and with it the run, as if somebody had wanted that.
     """
-    if isinstance(error, KeyboardInterrupt | GeneratorExit | LeftBehind):
+    if isinstance(error, KeyboardInterrupt):  # Ctrl-C is raised in the main thread alone.
+        return threading.current_thread() is threading.main_thread()
+    if isinstance(error, GeneratorExit | LeftBehind):
         return True
     if isinstance(error, Exception):
         return False
+    import asyncio
+
     import anyio
 
     try:
         cancelled = anyio.get_cancelled_exc_class()
     except RuntimeError:  # No event loop here: nobody can have cancelled this.
         return False
-    return isinstance(error, cancelled) and anyio.get_current_task().has_pending_cancellation()
+    if not isinstance(error, cancelled):
+        return False
+    task = asyncio.current_task() if issubclass(cancelled, asyncio.CancelledError) else None
+    return bool(task and task.cancelling()) or anyio.get_current_task().has_pending_cancellation()
 
 
 @contextmanager

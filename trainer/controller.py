@@ -10,12 +10,11 @@ from statistics import fmean
 from typing import Any, Protocol
 
 import anyio
-import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.config import Config
-from moonmill.envs import Taskset
+from moonmill.envs import TaskFeed
 from moonmill.errors import RunError
 from moonmill.reporting import Reporter, StepLine
 from moonmill.seeding import derive_seed
@@ -50,7 +49,7 @@ class Controller:
         learner: trains.
         engine: takes new versions.
         runner: plays episodes.
-        taskset: the training tasks.
+        tasks: the training tasks.
         buffer: an empty buffer of the right shape.
         reporter: told of every step.
         evaluate: evaluates the version in use; called in the background.
@@ -66,7 +65,7 @@ class Controller:
         learner: Learner,
         engine: Target,
         runner: EpisodeRunner,
-        taskset: Taskset,
+        tasks: TaskFeed,
         buffer: Buffer,
         reporter: Reporter,
         evaluate: Callable[[], Coroutine[Any, Any, None]],
@@ -78,7 +77,7 @@ class Controller:
         self._learner = learner
         self._publisher = Publisher(engine, recovery.step, self._notify)
         self._runner = runner
-        self._taskset = taskset
+        self._tasks = tasks
         self._buffer = buffer
         self._reporter = reporter
         self._evaluate = evaluate
@@ -175,7 +174,7 @@ class Controller:
         """Play the episode with this admission number and keep what comes of it."""
         size = self._buffer.group_size
         with self._meter.generating():
-            task = await anyio.to_thread.run_sync(self._taskset.task, index // size)
+            task = await self._tasks.task(index // size)
             rollout = await self._runner.run(
                 task,
                 id=f"{index:08d}",

@@ -21,7 +21,7 @@ from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.rendering import load_renderer
 from moonmill.agents.runner import EnvFactory, EpisodeRunner
 from moonmill.config import Config
-from moonmill.envs import Taskset
+from moonmill.envs import TaskFeed
 from moonmill.errors import RunError
 from moonmill.registry import make
 from moonmill.reporting import EvalResult, LevelResult, Reporter
@@ -81,18 +81,20 @@ async def _evaluate(
 
 async def play(config: Config, factory: EnvFactory, agent: Agent, samples: int) -> list[Rollout]:
     """The rollouts of `agent` on the first `samples` tasks of the evaluation split, in their order."""
-    taskset = Taskset(factory, config.eval.split, config.train.seed)
     runner = EpisodeRunner(config.env.id, factory, agent)
     rollouts: list[Rollout | None] = [None] * samples
     limit = anyio.Semaphore(config.async_.max_concurrent)
 
     async def one(index: int) -> None:
         async with limit:
-            task = await anyio.to_thread.run_sync(taskset.task, index)
+            task = await tasks.task(index)
             seed = derive_seed(config.train.seed, "eval", index)
             rollouts[index] = await runner.run(task, id=f"eval-{index:06d}", seed=seed, index=index)
 
-    async with anyio.create_task_group() as group:
+    async with (
+        TaskFeed(factory, config.eval.split, config.train.seed) as tasks,
+        anyio.create_task_group() as group,
+    ):
         for index in range(samples):
             group.start_soon(one, index)
     return [r for r in rollouts if r is not None]

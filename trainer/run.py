@@ -17,7 +17,7 @@ from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.rendering import TurnRenderer, load_renderer
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.config import Config
-from moonmill.envs import Taskset
+from moonmill.envs import TaskFeed
 from moonmill.errors import MoonmillError, RunError
 from moonmill.registry import make
 from moonmill.reporting import Reporter, Summary
@@ -105,19 +105,23 @@ class _Run:
         ledger.event("started", step=recovery.step, pending=len(recovery.pending))
         self.started = True
         self.renderer = await anyio.to_thread.run_sync(load_renderer, config.model.path, config.model.renderer)
-        taskset = Taskset(self.factory, "train", config.train.seed)
-        prompt = self.renderer.prompt((await anyio.to_thread.run_sync(taskset.task, 0)).messages())
+        async with TaskFeed(self.factory, "train", config.train.seed) as tasks:
+            await self._start(tasks, recovery)
+
+    async def _start(self, tasks: TaskFeed, recovery: Recovery) -> None:
+        config = self.config
+        prompt = self.renderer.prompt((await tasks.task(0)).messages())
         # What follows half a prompt is uncertain, so that other weights answer it with another number.
         probe = prompt[: max(1, len(prompt) // 2)]
         self.reporter.phase("starting engine and learner")
         engine = EngineHost(config, self.run.logs / "engine.log", self._note, probe, self.run.weights)
-        learner = LearnerHost(config, self.run, ledger, self._note)
+        learner = LearnerHost(config, self.run, self.ledger, self._note)
         learner_ready = anyio.Event()
         async with anyio.create_task_group() as group:
             group.start_soon(_keep_running, learner, learner_ready)
             async with engine.running(), anyio.create_task_group() as supervision:
                 supervision.start_soon(engine.supervise)
-                await self._evaluate_and_train(engine, learner, learner_ready, taskset, recovery)
+                await self._evaluate_and_train(engine, learner, learner_ready, tasks, recovery)
                 supervision.cancel_scope.cancel()
             group.cancel_scope.cancel()
 
@@ -126,7 +130,7 @@ class _Run:
         engine: EngineHost,
         learner: LearnerHost,
         learner_ready: anyio.Event,
-        taskset: Taskset,
+        tasks: TaskFeed,
         recovery: Recovery,
     ) -> None:
         if recovery.step == 0:
@@ -135,13 +139,13 @@ class _Run:
         if recovery.version:
             await engine.publish(recovery.version, self._weights_of(recovery.version))
         self.reporter.phase("training")
-        self.controller = self._controller(engine, learner, taskset, recovery)
+        self.controller = self._controller(engine, learner, tasks, recovery)
         await self.controller.train()
         if not self.controller.stopped:
             await self._evaluate(engine, "after")
         self.ledger.event("stopped" if self.controller.stopped else "finished", step=self.controller.step)
 
-    def _controller(self, engine: EngineHost, learner: LearnerHost, taskset: Taskset, recovery: Recovery) -> Controller:
+    def _controller(self, engine: EngineHost, learner: LearnerHost, tasks: TaskFeed, recovery: Recovery) -> Controller:
         config = self.config
         critic = self.algorithm.critic
         return Controller(
@@ -150,7 +154,7 @@ class _Run:
             learner=learner,
             engine=engine,
             runner=EpisodeRunner(config.env.id, self.factory, self._agent(engine.client, config.sampling.temperature)),
-            taskset=taskset,
+            tasks=tasks,
             buffer=make_buffer(config, self.algorithm),
             reporter=self.reporter,
             evaluate=partial(self._evaluate, engine),

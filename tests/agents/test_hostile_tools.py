@@ -124,3 +124,35 @@ def test_cancelling_an_episode_still_cancels_its_tool() -> None:
     rollout = anyio.run(main)
     assert (rollout.status, rollout.stop_reason) == ("truncated", "time_limit")
     assert msgspec.json.encode(rollout)
+
+
+def test_a_huge_answer_is_shown_by_its_ends() -> None:
+    class Huge(Hostile):
+        max_answer_chars = 20
+
+        @tool
+        def text(self) -> str:
+            """Give more than anybody reads."""
+            return "a" * 500_000 + "b" * 500_000
+
+        @tool
+        async def items(self) -> list[int]:
+            """Give many items."""
+            return [1] * 1000
+
+        @tool
+        def error(self) -> str:
+            """Say all of it at once."""
+            raise ValueError("c" * 1000)
+
+    async def main() -> Rollout:
+        calls = tuple(ToolCall(name, name) for name in ("text", "items", "error"))
+        agent = ScriptedAgent(lambda m: Message("assistant", tool_calls=calls) if len(m) == 1 else "done")
+        return await EpisodeRunner("huge", Huge, agent).run(Task("go"), id="0", seed=0)
+
+    rollout = anyio.run(main)
+    assert [m.content for m in rollout.messages if m.role == "tool"] == [
+        "aaaaaaaaaa\n[999980 characters left out]\nbbbbbbbbbb",
+        "[1,1,1,1,1\n[1981 characters left out]\n1,1,1,1,1]",
+        "error: Val\n[999 characters left out]\ncccccccccc",
+    ]
