@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from moonmill.blame import blaming
 from moonmill.envs.base import MultiTurnEnv
-from moonmill.envs.lifecycle import close_on_the_loop
+from moonmill.envs.lifecycle import close_on_the_loop, is_async
 from moonmill.envs.returned import as_number
 from moonmill.envs.scoring import score
 from moonmill.envs.threads import OwnerThread
@@ -141,7 +141,7 @@ class EnvHost:
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                 if not thread.abandoned:
                     await self._guarded("close", env.close)
-                else:
+                elif is_async(type(env), "close"):
                     with blaming(self.env_id, "close"):
                         await thread.await_apart(partial(close_on_the_loop, env))
         finally:

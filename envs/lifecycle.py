@@ -52,8 +52,8 @@ def is_async(owner: type["MultiTurnEnv"], name: str) -> bool:
 
 
 async def close_on_the_loop(env: "MultiTurnEnv") -> None:
-    """Close an environment whose thread is busy, where it can be: an async `close` needs no thread."""
-    if is_async(type(env), "close") and not env._moonmill.is_closed:
+    """Close an environment whose thread is busy but whose `close` is async, and so needs no thread."""
+    if not env._moonmill.is_closed:
         env._moonmill.is_closed = env._moonmill.is_over = True
         authors: Callable[[MultiTurnEnv], Awaitable[None]] = inspect.unwrap(type(env).close)
         await authors(env)
