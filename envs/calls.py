@@ -38,7 +38,14 @@ def answer(env: "MultiTurnEnv", calls: Sequence[ToolCall]) -> tuple[Message, ...
 
 def settled(env: "MultiTurnEnv", result: Any) -> Any:
     """`result`, awaited if it can be."""
-    return env._moonmill.home.wait_for(lambda: result) if inspect.isawaitable(result) else result
+    if not inspect.isawaitable(result):
+        return result
+    try:
+        return env._moonmill.home.wait_for(lambda: result)
+    finally:
+        # Cancelled before it began: Python warns of a coroutine that was made for nothing.
+        if inspect.iscoroutine(result) and inspect.getcoroutinestate(result) == inspect.CORO_CREATED:
+            result.close()
 
 
 def _is_async(env: "MultiTurnEnv", call: ToolCall) -> bool:
