@@ -13,11 +13,13 @@ The convention, which `moonmill.agents.processes.ServerProcess` relies on:
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import uvicorn
@@ -56,6 +58,7 @@ def serve(
         SystemExit: with 2 where the address cannot be used or the app's start-up failed.
     """
     listener = listener or listen(host, port)
+    allow_many_files()
     if exit_with_stdin:
         die_with_stdin()
     # uvicorn raises the signal again when it has shut down, for whoever handled it before: that is these two.
@@ -84,8 +87,9 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Connections inherit it. Only the kernel knows whether a client reads.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNREAD_SECONDS * 1000))
+    if sys.platform == "linux":
+        # Connections inherit it. Only the kernel knows whether a client reads.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNREAD_SECONDS * 1000))
     try:
         listener.bind((host, port))
         listener.listen(_BACKLOG)
@@ -95,6 +99,13 @@ def listen(host: str, port: int) -> socket.socket:
         reason = os.strerror(number) if number and number > 0 else e
         refuse(f"cannot listen on {host}:{port}: {reason}; choose another port (0 takes any)")
     return listener
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as it may: every connection is one, and shells often start with 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS calls it unlimited and takes less.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def refuse(message: str) -> NoReturn:
@@ -113,13 +124,14 @@ def announce_ready(facts: Mapping[str, Any]) -> None:
 
 
 def die_with_stdin() -> None:
-    """End this process, without ceremony, once its stdin closes or its parent ends.
+    """End this process, without ceremony, once its stdin closes or, on Linux, its parent ends.
 
     To Linux the parent is the thread that started this process, not only the process of that thread.
     """
-    # Asked for here and not between fork and exec, where a parent with threads may run no Python. A parent that had
-    # gone before has closed the pipe.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        # Asked for here and not between fork and exec, where a parent with threads may run no Python. A parent that had
+        # gone before has closed the pipe.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def watch() -> None:
         while os.read(0, 4096):

@@ -20,6 +20,7 @@ from moonmill.agents.agent import Agent
 from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.rendering import load_renderer
 from moonmill.agents.runner import EnvFactory, EpisodeRunner
+from moonmill.agents.serving import allow_many_files
 from moonmill.config import Config
 from moonmill.envs import TaskFeed
 from moonmill.errors import RunError
@@ -50,6 +51,7 @@ def evaluate(
         reporter: told of each result.
         log_dir: where the engine's log goes.
     """
+    allow_many_files()
     return anyio.run(_evaluate, config, samples, tuple(temperatures), reporter, log_dir)
 
 

@@ -16,6 +16,7 @@ from moonmill.agents.client import InferenceClient
 from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.rendering import TurnRenderer, load_renderer
 from moonmill.agents.runner import EpisodeRunner
+from moonmill.agents.serving import allow_many_files
 from moonmill.config import Config
 from moonmill.envs import TaskFeed
 from moonmill.errors import MoonmillError, RunError
@@ -47,6 +48,7 @@ def train(config: Config, *, resume: bool, reporter: Reporter) -> Summary:
         RunError: the run could not go on. What is finished is kept; `resume` continues.
         KeyboardInterrupt: it was stopped before a checkpoint could be written; `resume` continues.
     """
+    allow_many_files()
     reporter.phase("checking the config")
     require_valid(config)
     path = Path(config.run_dir)
