@@ -1,24 +1,34 @@
 """Checkpoint folders: `checkpoints/step-000020/`, whole or not there at all.
 
-What always holds: a folder with such a name is complete. It is filled under another name, flushed to disk, and renamed
-in one step; a kill at any moment leaves the older checkpoints as they were, and rubbish that the next one clears away.
+What always holds: a folder with such a name was complete once. It is filled under another name, flushed to disk, and
+renamed in one step; a kill at any moment leaves the older checkpoints as they were, and rubbish that the next one
+clears away. What a disk or a hand does to it later shows in its list of files, and the one before takes its place.
 
     policy/              a model folder: configuration, weights, tokenizer
     critic.safetensors   where there is a critic
     optimizers.pt        optimizers, their schedules, random state
     state.json           step and version
+    files.json           length and CRC of every file
 """
 
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 from moonmill.errors import RunDirectoryError
 
 _NAME = re.compile(r"step-(\d+)")
 _UNFINISHED = ".unfinished-"
+_LIST = "files.json"
+_CHUNK = 1 << 20
+
+_Listed = dict[str, tuple[int, int]]
+"""Length and CRC of each file, by its path in the checkpoint."""
 
 
 def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None]) -> Path:
@@ -44,6 +54,7 @@ def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None]) -> 
             unfinished = folder / f"{_UNFINISHED}{final.name}"
             unfinished.mkdir()
             fill(unfinished)
+            (unfinished / _LIST).write_bytes(msgspec.json.encode(_listing(unfinished)))
             flush(unfinished)
             unfinished.rename(final)
             _flush_path(folder)
@@ -55,7 +66,7 @@ def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None]) -> 
 
 
 def latest(run_dir: Path) -> Path | None:
-    """The newest complete checkpoint of a run, None where there is none."""
+    """The newest checkpoint of a run, None where there is none."""
     return next(reversed(_complete(run_dir / "checkpoints")), None)
 
 
@@ -64,6 +75,18 @@ def forget_after(run_dir: Path, step: int) -> None:
     for path in _complete(run_dir / "checkpoints"):
         if int(path.name.removeprefix("step-")) > step:
             _remove(path)
+
+
+def forget_damaged(run_dir: Path) -> list[str]:
+    """Remove the newest checkpoints as long as they are damaged; says of each what is wrong with it.
+
+    What they held is made again, from the one before or from the beginning.
+    """
+    told = []
+    while (newest := latest(run_dir)) and (damage := _damage(newest)):
+        told.append(f"{newest} is damaged: {damage}")
+        _remove(newest)
+    return told
 
 
 def flush(folder: Path) -> None:
@@ -82,11 +105,40 @@ def _complete(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
+def _damage(checkpoint: Path) -> str | None:
+    """What is wrong with it, None where it is as it was written."""
+    try:
+        listed = msgspec.json.decode((checkpoint / _LIST).read_bytes(), type=_Listed)
+        found = _listing(checkpoint)
+    except (OSError, msgspec.MsgspecError) as e:
+        return f"{_LIST} or what it lists cannot be read: {e}"
+    if missing := listed.keys() - found.keys():
+        return f"{min(missing)} is missing"
+    changed = sorted(name for name in listed if found[name] != listed[name])
+    return f"{changed[0]} is not what was written" if changed else None
+
+
+def _listing(folder: Path) -> _Listed:
+    files = (path for path in folder.rglob("*") if path.is_file() and path != folder / _LIST)
+    return {str(path.relative_to(folder)): (path.stat().st_size, _crc(path)) for path in files}
+
+
+def _crc(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            value = zlib.crc32(chunk, value)
+    return value
+
+
 def _remove(checkpoint: Path) -> None:
     # First under a name that `latest` passes over: a kill half-way must not leave half a checkpoint.
     doomed = checkpoint.with_name(f"{_UNFINISHED}{checkpoint.name}")
-    checkpoint.rename(doomed)
-    shutil.rmtree(doomed)
+    try:
+        checkpoint.rename(doomed)
+        shutil.rmtree(doomed)
+    except OSError as e:
+        raise RunDirectoryError(f"cannot remove the checkpoint {checkpoint}: {e.strerror or e}") from e
 
 
 def _clear_unfinished(folder: Path) -> None:

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio.to_thread
 import msgspec
 
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import RunError, WorkerDiedError
 from moonmill.rundir import RunDirectory
-from moonmill.trainer.checkpoint import forget_after, latest
+from moonmill.trainer.checkpoint import forget_after, forget_damaged, latest
 from moonmill.trainer.learner_client import LearnerClient
 from moonmill.trainer.ledger import Ledger
 from moonmill.trainer.messages import StepAnswer
@@ -104,6 +105,8 @@ class LearnerHost:
         at = 0
         # What the logs do not know did not happen: its rollouts may yet be consumed by another step.
         forget_after(self._run.path, self._ledger.last_step())
+        for damage in await anyio.to_thread.run_sync(forget_damaged, self._run.path):
+            self._note("warning", text=f"{damage}. It is removed, and its steps are done again")
         if found := latest(self._run.path):
             at = (await self._client.restore(found)).step
         for record, rollouts in self._ledger.steps_after(at):

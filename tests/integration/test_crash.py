@@ -49,6 +49,24 @@ def test_a_killed_controller_takes_its_children_along_and_resumes(
     assert_accounted_for(run)
 
 
+@pytest.mark.parametrize("whole", [0, 1])
+def test_a_damaged_checkpoint_is_passed_over_and_its_steps_are_done_again(
+    config: Path, tmp_path: Path, moonmill: Cli, whole: int
+) -> None:
+    run = tmp_path / "run"
+    assert moonmill("train", config, "--set", "train.steps=8").returncode == 0
+    checkpoints = sorted((run / "checkpoints").iterdir())
+    for path in checkpoints[whole:]:
+        weights = path / "policy" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+    resumed = moonmill("train", config, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"{checkpoints[-1]} is damaged: policy/model.safetensors" in resumed.stderr
+    assert [e.data["step"] for e in events(run, "step_repeated")] == list(range(9 if whole else 1, 11))
+    assert [s.step for s in steps(run)] == list(range(1, 13))
+    assert_accounted_for(run)
+
+
 def start(config: Path, folder: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "moonmill", "train", str(config)],

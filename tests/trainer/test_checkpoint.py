@@ -1,5 +1,7 @@
 """Checkpoints: bit-exact, whole or absent, the newest few kept."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,44 @@ def test_one_that_stands_already_is_not_written_again(tmp_path: Path):
         raise AssertionError
 
     assert checkpoint.write(tmp_path, 3, 2, never) == path
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def zero(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def fill_much(folder: Path) -> None:
+    (folder / "policy").mkdir()
+    for name in ("policy/model.safetensors", "policy/tokenizer.json", "optimizers.pt", "state.json"):
+        (folder / name).write_text(f"content of {name}")
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, zero])
+@pytest.mark.parametrize("file", ["policy/model.safetensors", "policy/tokenizer.json", "state.json", "files.json"])
+def test_a_damaged_one_is_forgotten_with_the_reason_and_can_be_made_again(
+    tmp_path: Path, file: str, damage: Callable[[Path], None]
+):
+    older, newer = (checkpoint.write(tmp_path, step, 2, fill_much) for step in (4, 8))
+    damage(newer / file)
+    (told,) = checkpoint.forget_damaged(tmp_path)
+    assert f"{newer} is damaged" in told
+    assert file in told
+    assert checkpoint.latest(tmp_path) == older
+    assert checkpoint.write(tmp_path, 8, 2, fill_much) == newer
+    assert checkpoint.forget_damaged(tmp_path) == []
+
+
+def test_all_damaged_ones_are_forgotten_an_emptied_folder_among_them(tmp_path: Path):
+    older, newer = (checkpoint.write(tmp_path, step, 2, fill_much) for step in (4, 8))
+    cut(older / "optimizers.pt")
+    shutil.rmtree(newer)
+    newer.mkdir()
+    assert len(checkpoint.forget_damaged(tmp_path)) == 2
+    assert checkpoint.latest(tmp_path) is None
 
 
 def test_a_disk_that_refuses_is_an_error_that_names_the_checkpoint(tmp_path: Path):
