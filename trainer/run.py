@@ -31,6 +31,7 @@ from moonmill.trainer.engine_host import EngineHost
 from moonmill.trainer.evaluate import play, result_of
 from moonmill.trainer.learner_host import LearnerHost
 from moonmill.trainer.ledger import Ledger, Recovery
+from moonmill.trainer.signals import STOPPING, ignore, interruptible
 from moonmill.trainer.summary import read_events, summarize
 from moonmill.trainer.validate import require_valid
 
@@ -49,10 +50,21 @@ def train(config: Config, *, resume: bool, reporter: Reporter) -> Summary:
         KeyboardInterrupt: it was stopped before a checkpoint could be written; `resume` continues.
     """
     allow_many_files()
-    reporter.phase("checking the config")
-    require_valid(config)
-    path = Path(config.run_dir)
-    run = (RunDirectory.resume if resume else RunDirectory.create)(path, config)
+    with interruptible():
+        try:
+            reporter.phase("checking the config")
+            require_valid(config)
+        except KeyboardInterrupt as e:
+            raise RunError("stopped while checking the config: nothing was begun, so there is nothing to resume") from e
+        run = (RunDirectory.resume if resume else RunDirectory.create)(Path(config.run_dir), config)
+        try:
+            _carry_out(config, run, reporter)
+        finally:
+            run.unlock()
+        return summarize(run.path)
+
+
+def _carry_out(config: Config, run: RunDirectory, reporter: Reporter) -> None:
     ledger = Ledger(run)
     job = _Run(config, run, ledger, reporter)
     try:
@@ -66,8 +78,6 @@ def train(config: Config, *, resume: bool, reporter: Reporter) -> Summary:
         raise
     finally:
         ledger.close()
-        run.unlock()
-    return summarize(path)
 
 
 class _Run:
@@ -85,7 +95,7 @@ class _Run:
 
     async def main(self) -> None:
         try:
-            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            with anyio.open_signal_receiver(*STOPPING) as signals:
                 async with anyio.create_task_group() as group:
                     job = anyio.CancelScope()
                     group.start_soon(self._watch_signals, signals, job)
@@ -94,6 +104,9 @@ class _Run:
                     group.cancel_scope.cancel()
         except BaseExceptionGroup as e:
             raise _first_of_ours(e) from e
+        finally:
+            # All there was to stop has ended. Interrupted here, asyncio would leave its worker threads behind.
+            ignore()
 
     async def _train(self) -> None:
         config, ledger = self.config, self.ledger

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from moonmill.jsonl import read_jsonl
 from moonmill.types import Rollout
 from tests.integration.conftest import Cli, as_json, assert_accounted_for, events, steps
@@ -104,6 +106,36 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_resumes(moonmill: Cli, config
     again = len(steps(run)) + 2
     assert moonmill("train", config, "--set", f"train.steps={again}", "--resume").returncode == 0
     assert_accounted_for(run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_while_the_run_begins_and_while_it_ends_give_one_answer(
+    config: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "moonmill", "train", str(config)]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stderr is not None
+        lines = iter(trainer.stderr.readline, "")
+        assert any(line.startswith("starting engine and learner") for line in lines)
+        trainer.send_signal(number)
+        answer = next(lines)
+        time.sleep(0.05)
+        trainer.send_signal(number)
+        _, more = trainer.communicate(timeout=60)
+    assert (trainer.returncode, more) == (1, "")
+    assert answer.startswith("error: stopped; resume with: moonmill train")
+
+
+def test_stopped_before_it_began_a_run_has_nothing_to_resume(config: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moonmill", "train", str(config)]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stderr is not None
+        assert trainer.stderr.readline() == "checking the config\n"
+        trainer.send_signal(signal.SIGTERM)
+        _, errors = trainer.communicate(timeout=60)
+    assert trainer.returncode == 1
+    assert "nothing to resume" in errors
+    assert not (tmp_path / "run").exists()
 
 
 def test_evaluations_during_training_are_of_the_version_they_name(moonmill: Cli, config: Path, tmp_path: Path) -> None:

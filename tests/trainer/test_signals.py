@@ -1,0 +1,66 @@
+"""Ctrl-C and SIGTERM while a run begins and while the process ends, in processes of their own."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+HEAD = """
+import os, signal, sys
+from moonmill.trainer.signals import ignore, interruptible
+
+def send():
+    os.kill(os.getpid(), int(sys.argv[1]))
+"""
+
+
+def run(script: str, number: int) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", HEAD + script, str(int(number))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@both
+def test_a_caught_one_leaves_the_exit_code_alone_also_when_it_came_during_an_import(number: int) -> None:
+    script = """
+try:
+    with interruptible():
+        exec("send()")
+except KeyboardInterrupt:
+    sys.exit(1)
+"""
+    ended = run(script, number)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
+@both
+def test_one_that_comes_while_the_interpreter_ends_changes_nothing(number: int) -> None:
+    script = """
+with interruptible():
+    pass
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=int(sys.argv[1])):
+        kill(pid, number)
+
+late = Late()
+sys.exit(1)
+"""
+    ended = run(script, number)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
+@both
+def test_what_was_there_before_is_put_back(number: int) -> None:
+    script = """
+was = signal.getsignal(int(sys.argv[1]))
+with interruptible():
+    ignore()
+    send()
+assert signal.getsignal(int(sys.argv[1])) == was
+"""
+    ended = run(script, number)
+    assert (ended.returncode, ended.stderr) == (0, "")
