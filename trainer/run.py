@@ -5,6 +5,7 @@ Whatever ends it, what is finished is in the run directory and no process of our
 
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from moonmill.agents.runner import EpisodeRunner
 from moonmill.agents.serving import allow_many_files
 from moonmill.config import Config
 from moonmill.envs import TaskFeed
-from moonmill.errors import MoonmillError, RunError
+from moonmill.errors import MoonmillError, RunDirectoryError, RunError
 from moonmill.registry import make
 from moonmill.reporting import Reporter, Summary
 from moonmill.rundir import RunDirectory
@@ -74,7 +75,8 @@ def _carry_out(config: Config, run: RunDirectory, reporter: Reporter) -> None:
             raise KeyboardInterrupt
     except Exception as e:
         if job.started:
-            ledger.event("failed", error=str(e))
+            with suppress(RunDirectoryError):  # The disk may be full. What ended the run is the error to tell.
+                ledger.event("failed", error=str(e))
         raise
     finally:
         ledger.close()

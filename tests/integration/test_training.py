@@ -1,5 +1,6 @@
 """The main job in small: a real policy, a real engine and learner, and what the run's files say afterwards."""
 
+import resource
 import signal
 import subprocess
 import sys
@@ -8,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from moonmill.config_io import load_config
+from moonmill.errors import RunError
 from moonmill.jsonl import read_jsonl
+from moonmill.reporting import EvalResult, StepLine
+from moonmill.trainer.run import train
 from moonmill.types import Rollout
 from tests.integration.conftest import Cli, as_json, assert_accounted_for, events, steps
 
@@ -136,6 +141,30 @@ def test_stopped_before_it_began_a_run_has_nothing_to_resume(config: Path, tmp_p
     assert trainer.returncode == 1
     assert "nothing to resume" in errors
     assert not (tmp_path / "run").exists()
+
+
+class FullDisk:
+    """A reporter under which the run breaks, and nothing can be written any more."""
+
+    def phase(self, text: str) -> None:
+        if text == "starting engine and learner":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            raise RunError("what went wrong first")
+
+    def step(self, line: StepLine) -> None: ...
+
+    def eval(self, result: EvalResult) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+
+def test_a_full_disk_does_not_hide_what_ended_the_run(config: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(RunError, match="what went wrong first"):
+            train(load_config(config), resume=False, reporter=FullDisk())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_evaluations_during_training_are_of_the_version_they_name(moonmill: Cli, config: Path, tmp_path: Path) -> None:
