@@ -8,6 +8,7 @@ The unit is a group: of one rollout in single-rollout mode, of `group_size` in t
 to the unit `index // group_size`.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -54,6 +55,8 @@ class Buffer:
         self.accepted = 0
         """Rollouts that were consumed or may yet be, without the running ones."""
         self.running = 0
+        self.useless: Counter[str] = Counter()
+        """Why rollouts were given up as they finished, since the last unit that can be trained on."""
         self._units: dict[int, list[Rollout | None]] = {}
         self._drops: list[Drop] = []
 
@@ -76,6 +79,9 @@ class Buffer:
             if reasons.count(None) < self.min_valid:
                 # A whole unit without use gives its place back at once, not only when it would be consumed.
                 self._drop_unit(key, "group_incomplete")
+                self.useless.update(drop.reason for drop in self._drops[-self.group_size :])
+            else:
+                self.useless.clear()
 
     def take(self, version: int) -> Batch | None:
         """The next batch for the policy `version`, None while not enough is finished. Stale units are dropped."""

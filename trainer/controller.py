@@ -19,7 +19,7 @@ from moonmill.errors import RunError
 from moonmill.reporting import Reporter, StepLine
 from moonmill.seeding import derive_seed
 from moonmill.trainer.admission import capacity
-from moonmill.trainer.buffer import Batch, Buffer, unfit
+from moonmill.trainer.buffer import Batch, Buffer
 from moonmill.trainer.ledger import Ledger, Recovery
 from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.meter import Meter, Spans
@@ -85,7 +85,7 @@ class Controller:
         self._spans = self._meter.spans()
         self._changed = anyio.Event()
         self._stop_asked = anyio.Event()
-        self._failures = 0
+        self._last_error: str | None = None
         self._steps_total = steps_total
         self.step = recovery.step
         self.version = recovery.version
@@ -143,6 +143,7 @@ class Controller:
         for rollout in recovery.pending:
             self._buffer.admit(rollout.index)
             self._buffer.add(rollout)
+        self._buffer.useless.clear()  # What was wrong before may have been mended since.
         # A group that was begun is completed, also where none of its later members was ever started.
         while self._next_index % size:
             self._again.append(self._next_index)
@@ -184,20 +185,21 @@ class Controller:
             )
         self._ledger.rollout(rollout)
         self._buffer.add(rollout)
-        self._count_failure(rollout)
+        self._last_error = rollout.error or self._last_error
+        self._refuse_useless()
         self._notify()
 
-    def _count_failure(self, rollout: Rollout) -> None:
-        reason = unfit(rollout)
-        if reason is None:
-            self._failures = 0
+    def _refuse_useless(self) -> None:
+        """End a run in which nothing comes that can be trained on."""
+        useless, size = self._buffer.useless, self._buffer.group_size
+        if useless.total() < self._config.train.max_failures:
             return
-        self._failures += 1
-        if self._failures >= self._config.train.max_failures:
-            raise RunError(
-                f"the last {self._failures} rollouts were of no use (train.max_failures), so there is nothing to train "
-                f"on. The last one: {reason}{f': {rollout.error}' if rollout.error else ''}"
-            )
+        counts = ", ".join(f"{count} {reason}" for reason, count in useless.most_common())
+        need = f" A group needs {self._buffer.min_valid} of its {size} members (min_valid)." if size > 1 else ""
+        raise RunError(
+            f"the last {useless.total()} rollouts were of no use (train.max_failures), so there is nothing to train "
+            f"on: {counts}.{need}{f' The last error: {self._last_error}' if self._last_error else ''}"
+        )
 
     async def _learn(self, evaluations: TaskGroup) -> None:
         train = self._config.train

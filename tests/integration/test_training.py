@@ -1,5 +1,6 @@
 """The main job in small: a real policy, a real engine and learner, and what the run's files say afterwards."""
 
+import re
 import resource
 import signal
 import subprocess
@@ -68,6 +69,43 @@ def test_grpo_goes_through_the_same_path(moonmill: Cli, config: Path, tmp_path: 
         groups.setdefault(rollout.group, set()).add(rollout.task.id)
     assert None not in groups
     assert all(len(tasks) == 1 for tasks in groups.values())
+
+
+def test_groups_of_which_none_is_ever_complete_end_the_run_with_the_reasons(
+    moonmill: Cli, config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rarely.py").write_text(RARELY)
+    group = "algorithm={preset: grpo, advantage: {type: group_zscore, group_size: 4, min_valid: 4}}"
+    sets = ["--set", group, "--set", f"env={{id: '{tmp_path / 'rarely.py'}:Rarely'}}", "--set", "train.max_failures=24"]
+    result = moonmill("train", config, *sets, timeout=120)
+    assert result.returncode == 1
+    assert re.search(
+        r"the last 24 rollouts were of no use .*\d+ failed: env_error, \d+ group_incomplete", result.stderr
+    )
+    assert "4 of its 4 members (min_valid)" in result.stderr
+    assert "three of four" in result.stderr
+
+
+RARELY = """
+import itertools
+from moonmill import MultiTurnEnv, Task, reward
+
+count = itertools.count()
+
+class Rarely(MultiTurnEnv):
+    def tasks(self, split):
+        while True:
+            yield Task("2+2")
+
+    def reset(self, *, seed=None, options=None):
+        if next(count) % 4:
+            raise ValueError("three of four")
+        return super().reset(seed=seed, options=options)
+
+    @reward
+    def always(self, rollout):
+        return 1.0
+"""
 
 
 def test_ctrl_c_stops_once_with_a_checkpoint_and_the_run_resumes(moonmill: Cli, config: Path, tmp_path: Path) -> None:

@@ -169,3 +169,21 @@ def test_every_rollout_leaves_exactly_once(size: int, order: list[int], failing:
 def test_a_rollout_without_sampled_tokens_is_of_no_use() -> None:
     empty = Rollout("0", "e", Task("?"), Status.TRUNCATED, StopReason.TIME_LIMIT, reward=0.0)
     assert unfit(empty) == "no_actions"
+
+
+def test_useless_rollouts_in_a_row_are_counted_by_reason_until_one_is_of_use() -> None:
+    buffer = single()
+    admit(buffer, *range(4))
+    buffer.add(rollout(0, status=Status.FAILED))
+    buffer.add(rollout(1, reward=None))
+    assert buffer.useless == {"failed: env_error": 1, "unscored": 1}
+    buffer.add(rollout(2))
+    assert not buffer.useless
+
+
+def test_a_group_that_is_given_up_counts_with_its_sound_members() -> None:
+    buffer = Buffer(batch_units=1, window=2, max_staleness=1, group_size=3, min_valid=3)
+    admit(buffer, *range(6))
+    for index in range(6):
+        buffer.add(rollout(index, status=Status.FAILED if index % 3 == 0 else Status.FINISHED))
+    assert buffer.useless == {"failed: env_error": 2, "group_incomplete": 4}
