@@ -25,6 +25,7 @@ from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.meter import Meter, Spans
 from moonmill.trainer.publisher import Publisher, Target
 from moonmill.trainer.records import StepRecord
+from moonmill.trainer.rewards import RewardWatch
 from moonmill.types import Rollout, Status
 
 
@@ -85,6 +86,7 @@ class Controller:
         self._spans = self._meter.spans()
         self._changed = anyio.Event()
         self._stop_asked = anyio.Event()
+        self._rewards = RewardWatch()
         self._last_error: str | None = None
         self._steps_total = steps_total
         self.step = recovery.step
@@ -216,7 +218,9 @@ class Controller:
             made_version = answer.version > self.version
             self.step, self.version = answer.step, answer.version
             self._commit(batch, answer, waited)
-            self._publisher.offer(answer.step, answer.version, Path(answer.weights) if answer.weights else None)
+            weights = Path(answer.weights) if answer.weights else None
+            changed = answer.metrics.get("grad_norm") != 0.0
+            self._publisher.offer(answer.step, answer.version, weights, changed=changed)
             self._notify()
             if self.step % train.checkpoint_every == 0:
                 await self._checkpoint()
@@ -261,6 +265,9 @@ class Controller:
         )
         self._ledger.step(record)
         self._reporter.step(self._line(record, batch))
+        if text := self._rewards.see([r.reward for r in rollouts if r.reward is not None]):
+            self._ledger.event("warning", text=text)
+            self._reporter.warn(text)
 
     def _line(self, record: StepRecord, batch: Batch) -> StepLine:
         metrics, seconds = record.metrics, record.spans.wall

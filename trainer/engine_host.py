@@ -95,8 +95,13 @@ class EngineHost:
             f"in {self.server.log_path}"
         )
 
-    async def publish(self, version: int, weights: Path) -> None:
+    async def publish(self, version: int, weights: Path, *, changed: bool) -> None:
         """Hand a version over: load it, see that it answers, sample from it, and forget old ones.
+
+        Args:
+            version: the version.
+            weights: its folder.
+            changed: whether its weights are others than the last version's, so that it must answer otherwise.
 
         Raises:
             EngineError: the engine would not take it, also after a restart.
@@ -113,7 +118,7 @@ class EngineHost:
                 if attempt == _PUBLISH_ATTEMPTS:
                     raise EngineError(f"the engine did not take version {version} in {attempt} attempts: {e}") from e
                 await anyio.sleep(_BACKOFF_SECONDS * 2**attempt)  # Long enough to see that it has died, if it has.
-        if value == self._probe_value and not self._warned:
+        if changed and value == self._probe_value and not self._warned:
             self._warned = True
             self._note(
                 "warning",

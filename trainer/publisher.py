@@ -13,8 +13,8 @@ import anyio
 class Target(Protocol):
     """Where versions go."""
 
-    async def publish(self, version: int, weights: Path) -> None:
-        """Make `version` the one that is sampled from."""
+    async def publish(self, version: int, weights: Path, *, changed: bool) -> None:
+        """Make `version` the one that is sampled from; its weights are others than the last one's if `changed`."""
         ...
 
 
@@ -32,15 +32,20 @@ class Publisher:
         self._notify = notify
         self._target = target
         self._next: tuple[int, int, Path] | None = None
+        self._changed = False
         self._wake = anyio.Event()
 
-    def offer(self, step: int, version: int, weights: Path | None) -> None:
-        """New weights to hand over. A step that made no version (`weights` is None) counts as published at once."""
+    def offer(self, step: int, version: int, weights: Path | None, *, changed: bool) -> None:
+        """New weights to hand over. A step that made no version (`weights` is None) counts as published at once.
+
+        Where there was nothing to learn, weights are not `changed`.
+        """
         if weights is None:
             if self._next is None:
                 self._advance(step)
             return
         self._next = (step, version, weights)
+        self._changed |= changed
         self._wake.set()
 
     async def run(self) -> None:
@@ -50,7 +55,8 @@ class Publisher:
             self._wake = anyio.Event()
             while self._next is not None:
                 step, version, weights = self._next
-                await self._target.publish(version, weights)
+                changed, self._changed = self._changed, False
+                await self._target.publish(version, weights, changed=changed)
                 if self._next == (step, version, weights):
                     self._next = None
                 self._advance(step)

@@ -154,7 +154,7 @@ class _Run:
             await self._evaluate(engine, "before")
         await learner_ready.wait()
         if recovery.version:
-            await engine.publish(recovery.version, self._weights_of(recovery.version))
+            await engine.publish(recovery.version, self._weights_of(recovery.version), changed=True)
         self.reporter.phase("training")
         self.controller = self._controller(engine, learner, tasks, recovery)
         await self.controller.train()

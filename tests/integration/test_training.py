@@ -108,6 +108,18 @@ class Rarely(MultiTurnEnv):
 """
 
 
+@pytest.mark.parametrize("algorithm", ["{preset: sao}", "{preset: grpo, advantage: {type: group_zscore}}"])
+def test_rewards_that_are_all_the_same_are_told_once_and_publishing_is_not_blamed(
+    moonmill: Cli, config: Path, tmp_path: Path, algorithm: str
+) -> None:
+    (tmp_path / "nothing.py").write_text(RARELY.replace("next(count) % 4", "False").replace("1.0", "0.0"))
+    sets = ["--set", f"algorithm={algorithm}", "--set", f"env={{id: '{tmp_path / 'nothing.py'}:Rarely'}}"]
+    result = moonmill("train", config, *sets)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("every reward of the last 64 rollouts is 0") == 1
+    assert "may not have arrived" not in result.stderr
+
+
 def test_ctrl_c_stops_once_with_a_checkpoint_and_the_run_resumes(moonmill: Cli, config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "moonmill", "train", str(config), "--set", "train.steps=30"]

@@ -1,0 +1,27 @@
+"""Rewards that are all the same are told once, and again only after they were not."""
+
+from moonmill.trainer.rewards import RewardWatch
+
+
+def told(watch: RewardWatch, *batches: list[float]) -> list[bool]:
+    return [watch.see(batch) is not None for batch in batches]
+
+
+def test_it_is_told_once_there_are_enough_of_them_and_only_once() -> None:
+    zeros = [0.0] * 32
+    assert told(RewardWatch(), zeros, zeros, zeros, zeros) == [False, True, False, False]
+
+
+def test_the_value_and_the_number_are_named() -> None:
+    text = RewardWatch().see([0.5] * 70)
+    assert text is not None
+    assert "every reward of the last 70 rollouts is 0.5" in text
+
+
+def test_it_is_told_again_after_it_has_changed() -> None:
+    zeros, ones, mixed = [0.0] * 64, [1.0] * 64, [0.0, 1.0] * 32
+    assert told(RewardWatch(), zeros, mixed, zeros, ones) == [True, False, True, True]
+
+
+def test_what_differs_between_batches_is_not_all_the_same() -> None:
+    assert told(RewardWatch(), *([[float(i % 2)] * 32 for i in range(8)])) == [False] * 8
