@@ -192,7 +192,8 @@ class TrainConfig(Struct, frozen=True, forbid_unknown_fields=True):
     keep_checkpoints: PositiveInt = 2
     """The newest so many are kept."""
     max_failures: PositiveInt = 64
-    """Consecutive failed or unscored rollouts after which the run stops."""
+    """The run stops after so many rollouts of no use, one after another: failed, unscored, or of groups that cannot be
+    complete."""
 
 
 class EvalConfig(Struct, frozen=True, forbid_unknown_fields=True):

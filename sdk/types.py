@@ -198,6 +198,9 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
 
 FinishReason = Literal["stop", "length", "abort"]
 
+COOLEST = 1e-5
+"""Lowest temperature besides 0: logits divided by one much lower are no float32 any more."""
+
 
 class Sampling(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How tokens are drawn. `temperature: 0` is greedy; `top_k: 0` keeps every token."""

@@ -83,10 +83,23 @@ def forget_damaged(run_dir: Path) -> list[str]:
     What they held is made again, from the one before or from the beginning.
     """
     told = []
-    while (newest := latest(run_dir)) and (damage := _damage(newest)):
+    while (newest := latest(run_dir)) and (damage := damage_of(newest)):
         told.append(f"{newest} is damaged: {damage}")
         _remove(newest)
     return told
+
+
+def damage_of(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, None where it is as it was written."""
+    try:
+        listed = msgspec.json.decode((checkpoint / _LIST).read_bytes(), type=_Listed)
+        found = _listing(checkpoint)
+    except (OSError, msgspec.MsgspecError) as e:
+        return f"{_LIST} or what it lists cannot be read: {e}"
+    if missing := listed.keys() - found.keys():
+        return f"{min(missing)} is missing"
+    changed = sorted(name for name in listed if found[name] != listed[name])
+    return f"{changed[0]} is not what was written" if changed else None
 
 
 def flush(folder: Path) -> None:
@@ -103,19 +116,6 @@ def _complete(folder: Path) -> list[Path]:
         return []
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
-
-
-def _damage(checkpoint: Path) -> str | None:
-    """What is wrong with it, None where it is as it was written."""
-    try:
-        listed = msgspec.json.decode((checkpoint / _LIST).read_bytes(), type=_Listed)
-        found = _listing(checkpoint)
-    except (OSError, msgspec.MsgspecError) as e:
-        return f"{_LIST} or what it lists cannot be read: {e}"
-    if missing := listed.keys() - found.keys():
-        return f"{min(missing)} is missing"
-    changed = sorted(name for name in listed if found[name] != listed[name])
-    return f"{changed[0]} is not what was written" if changed else None
 
 
 def _listing(folder: Path) -> _Listed:

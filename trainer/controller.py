@@ -5,6 +5,7 @@ nothing waits for a particular episode. The parts do not know the controller; it
 """
 
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -15,12 +16,13 @@ from anyio.abc import TaskGroup
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.config import Config
 from moonmill.envs import TaskFeed
-from moonmill.errors import RunError
-from moonmill.reporting import Reporter, StepLine
+from moonmill.errors import RunDirectoryError, RunError
+from moonmill.reporting import Reporter
 from moonmill.seeding import derive_seed
 from moonmill.trainer.admission import capacity
 from moonmill.trainer.buffer import Batch, Buffer
 from moonmill.trainer.ledger import Ledger, Recovery
+from moonmill.trainer.lines import step_line
 from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.meter import Meter, Spans
 from moonmill.trainer.publisher import Publisher, Target
@@ -116,6 +118,25 @@ class Controller:
         Raises:
             RunError: the run cannot go on.
         """
+        try:
+            await self._run()
+        except Exception:
+            with suppress(RunDirectoryError):  # Where that cannot be logged either, the first error is the one to tell.
+                self._log_drops()
+            raise
+        if not self.is_ending:
+            # Author's code can cancel the task it runs in, and a task group then ends as if it were done.
+            raise RunError(
+                f"training was cancelled from within after {self.version} of {self._config.train.steps} policy "
+                "updates: code of the environment has cancelled a task that is not its own; --resume continues"
+            )
+        await self._checkpoint()
+        if not self.stopped:
+            self._buffer.drain("run_ended")
+            self._log_drops()
+        self._ledger.sync()
+
+    async def _run(self) -> None:
         async with anyio.create_task_group() as evaluations:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._publisher.run)
@@ -127,17 +148,10 @@ class Controller:
                 group.cancel_scope.cancel()
             if self.stopped:
                 evaluations.cancel_scope.cancel()
-        if not self.is_ending:
-            # Author's code can cancel the task it runs in, and a task group then ends as if it were done.
-            raise RunError(
-                f"training was cancelled from within after {self.version} of {self._config.train.steps} policy "
-                "updates: code of the environment has cancelled a task that is not its own; --resume continues"
-            )
-        await self._checkpoint()
-        if not self.stopped:
-            self._buffer.drain("run_ended")
-            self._ledger.step(StepRecord(None, self.version, dropped=self._buffer.take_drops()))
-        self._ledger.sync()
+
+    def _log_drops(self) -> None:
+        """Log what was dropped since the last step: there is no next one."""
+        self._ledger.step(StepRecord(None, self.version, dropped=self._buffer.take_drops()))
 
     def _restore(self, recovery: Recovery) -> None:
         self._buffer.accepted = recovery.consumed
@@ -264,33 +278,10 @@ class Controller:
             metrics=answer.metrics,
         )
         self._ledger.step(record)
-        self._reporter.step(self._line(record, batch))
+        self._reporter.step(step_line(record, batch, self._steps_total, self._config.eval.success))
         if text := self._rewards.see([r.reward for r in rollouts if r.reward is not None]):
             self._ledger.event("warning", text=text)
             self._reporter.warn(text)
-
-    def _line(self, record: StepRecord, batch: Batch) -> StepLine:
-        metrics, seconds = record.metrics, record.spans.wall
-        failed = sum(d.reason.startswith("failed") or d.reason == "unscored" for d in record.dropped)
-        return StepLine(
-            step=self.step,
-            steps_total=self._steps_total,
-            version=self.version,
-            reward=record.reward,
-            success=fmean((r.reward or 0.0) >= self._config.eval.success for r in batch.rollouts),
-            staleness_mean=fmean(record.staleness),
-            staleness_max=max(record.staleness),
-            masked_share=metrics.get("masked_share"),
-            ratio_std=metrics.get("ratio_std"),
-            entropy=metrics.get("entropy"),
-            explained_variance=metrics.get("explained_variance"),
-            tokens_per_second=record.tokens / max(seconds, 1e-9),
-            rollouts=len(record.consumed),
-            dropped=len(record.dropped) - failed,
-            failed=failed,
-            tool_errors=record.tool_fault_share,
-            seconds=seconds,
-        )
 
     def _notify(self) -> None:
         self._changed.set()

@@ -27,6 +27,7 @@ from moonmill.errors import RunError
 from moonmill.registry import make
 from moonmill.reporting import EvalResult, LevelResult, Reporter
 from moonmill.seeding import derive_seed
+from moonmill.signals import run_until_stopped
 from moonmill.trainer.engine_host import EngineHost
 from moonmill.trainer.summary import sum_faults
 from moonmill.types import Rollout, Status
@@ -50,9 +51,12 @@ def evaluate(
         temperatures: 0 is greedy.
         reporter: told of each result.
         log_dir: where the engine's log goes.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C or SIGTERM came.
     """
     allow_many_files()
-    return anyio.run(_evaluate, config, samples, tuple(temperatures), reporter, log_dir)
+    return run_until_stopped(partial(_evaluate, config, samples, tuple(temperatures), reporter, log_dir))
 
 
 async def _evaluate(

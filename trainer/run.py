@@ -24,6 +24,7 @@ from moonmill.errors import MoonmillError, RunDirectoryError, RunError
 from moonmill.registry import make
 from moonmill.reporting import Reporter, Summary
 from moonmill.rundir import RunDirectory
+from moonmill.signals import STOPPING, ignore, interruptible
 from moonmill.trainer.algorithms.presets import ResolvedAlgorithm, resolve
 from moonmill.trainer.buffer import Buffer
 from moonmill.trainer.checkpoint import latest
@@ -32,7 +33,6 @@ from moonmill.trainer.engine_host import EngineHost
 from moonmill.trainer.evaluate import play, result_of
 from moonmill.trainer.learner_host import LearnerHost
 from moonmill.trainer.ledger import Ledger, Recovery
-from moonmill.trainer.signals import STOPPING, ignore, interruptible
 from moonmill.trainer.summary import read_events, summarize
 from moonmill.trainer.validate import require_valid
 

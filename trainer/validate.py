@@ -23,10 +23,11 @@ from moonmill.errors import ConfigError, MoonmillError
 from moonmill.registry import make
 from moonmill.rundir import RunDirectory, check_place
 from moonmill.trainer.algorithms.presets import resolve
+from moonmill.types import COOLEST
 
-AT_ONCE = ("environment", "algorithm", "asynchrony", "device", "run directory", "model")
+AT_ONCE = ("environment", "algorithm", "asynchrony", "evaluation", "device", "run directory", "model")
 """Checks that import neither torch (but for a GPU) nor transformers."""
-FOR_PLAYING = ("environment", "device", "model")
+FOR_PLAYING = ("environment", "evaluation", "device", "model")
 """Those of them that concern an evaluation."""
 _TASKS_LOOKED_AT = 16
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -94,7 +95,21 @@ def _asynchrony(config: Config) -> str:
         )
     if config.sampling.temperature == 0:
         raise ConfigError("sampling.temperature: 0 is greedy, which explores nothing; train with 1.0")
+    if config.sampling.temperature < COOLEST:
+        raise ConfigError(_too_cool("sampling.temperature", config.sampling.temperature))
     return f"at most {config.async_.max_staleness} versions stale, {config.async_.max_concurrent} episodes in flight"
+
+
+def _evaluation(config: Config) -> str:
+    for temperature in config.eval.temperatures:
+        if 0 < temperature < COOLEST:
+            raise ConfigError(_too_cool("eval.temperatures", temperature))
+    temperatures = ", ".join(f"{t:g}" for t in config.eval.temperatures)
+    return f"{config.eval.samples} tasks at temperature {temperatures}" if config.eval.samples else "none"
+
+
+def _too_cool(key: str, temperature: float) -> str:
+    return f"{key}: {temperature:g} is too low to be computed: the lowest is {COOLEST:g}, and 0 is greedy"
 
 
 def _device(config: Config) -> str:
@@ -193,6 +208,7 @@ _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "environment": (_environment, ()),
     "algorithm": (_algorithm, ()),
     "asynchrony": (_asynchrony, ()),
+    "evaluation": (_evaluation, ()),
     "device": (_device, ()),
     "run directory": (_run_directory, ()),
     "model": (_model, ()),

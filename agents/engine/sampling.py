@@ -12,8 +12,6 @@ from torch import Tensor
 Rows = Tensor | float
 """One value for every row, or a tensor `[*]` with one for each."""
 
-COOLEST = 1e-5
-"""Lowest temperature besides 0: logits divided by one much lower are no float32 any more."""
 _BELOW_ONE = 1.0 - 2.0**-50
 """Keeps a draw strictly inside the cumulative distribution, where rounding could put it on its end."""
 

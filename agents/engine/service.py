@@ -17,10 +17,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from moonmill.agents.engine.loop import DecodeLoop
 from moonmill.agents.engine.models import ModelError, load_model, load_version
 from moonmill.agents.engine.protocol import ApiError, ChatRequest, CompletionRequest
-from moonmill.agents.engine.sampling import COOLEST
 from moonmill.agents.engine.scheduler import Params, Scheduler
 from moonmill.agents.engine.text import Detokenizer, load_text
 from moonmill.errors import MoonmillError
+from moonmill.types import COOLEST
 
 if TYPE_CHECKING:
     from moonmill.agents.rendering import TurnRenderer

@@ -9,6 +9,7 @@ import click
 from moonmill import __version__
 from moonmill.cli.failures import explain
 from moonmill.cli.results import is_abandoned
+from moonmill.signals import ignore, interruptible
 
 
 class LazyGroup(click.Group):
@@ -38,18 +39,20 @@ class RootGroup(LazyGroup):
     """Ends with the exit code an error stands for, and prints no traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
-            raise
-        except BaseException as e:
-            if isinstance(e, SystemExit | GeneratorExit):
+        with interruptible():
+            try:
+                return super().invoke(ctx)
+            except (click.exceptions.Exit, click.ClickException, click.Abort):
                 raise
-            if isinstance(e, BrokenPipeError) and is_abandoned(sys.stdout):
-                ctx.exit(1)
-            text, code = explain(e)
-            click.echo(text, err=True)
-            ctx.exit(code)
+            except BaseException as e:
+                if isinstance(e, SystemExit | GeneratorExit):
+                    raise
+                ignore()
+                if isinstance(e, BrokenPipeError) and is_abandoned(sys.stdout):
+                    ctx.exit(1)
+                text, code = explain(e)
+                click.echo(text, err=True)
+                ctx.exit(code)
 
 
 @click.group(

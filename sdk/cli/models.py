@@ -14,17 +14,22 @@ def policy_of(folder: Path) -> Path:
 
     Raises:
         ConfigError: no folder is there.
-        RunDirectoryError: a run without a checkpoint.
+        RunDirectoryError: a run without a checkpoint, or with a damaged one.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: give the folder of a model or of a run")
     if not is_run(folder):
         return folder
-    from moonmill.trainer.checkpoint import latest
+    from moonmill.trainer.checkpoint import damage_of, latest
 
     checkpoint = latest(folder)
     if checkpoint is None:
         raise RunDirectoryError(f"{folder} has no checkpoint yet; give the folder of a model")
+    if damage := damage_of(checkpoint):
+        raise RunDirectoryError(
+            f"{checkpoint} is damaged: {damage}. `moonmill train … --resume` makes it again; an older one can be given "
+            f"as a model, by its folder {checkpoint.parent}/step-…/policy"
+        )
     return checkpoint / "policy"
 
 

@@ -46,8 +46,6 @@ def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
     A line that begins with / calls a tool, as in /calculate 2*3, /convert 3.5 mi or /convert value=3.5 to=mi; any other
     is your answer. /help, /tools and /quit are for you.
     """
-    import anyio
-
     from moonmill.agents.human import HINT, HumanAgent
     from moonmill.agents.runner import EpisodeRunner
     from moonmill.cli.output import console, print_json
@@ -55,6 +53,7 @@ def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
     from moonmill.envs import Taskset
     from moonmill.registry import make
     from moonmill.seeding import derive_seed
+    from moonmill.signals import run_until_stopped
     from moonmill.types import Message
 
     factory = partial(make, env_id)
@@ -71,7 +70,9 @@ def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
     with contextlib.closing(Lines("> " if out.is_terminal else "")) as lines:
         agent = HumanAgent(lines.ask, show, partial(out.print, style="dim"))
         runner = EpisodeRunner(env_id, factory, agent)
-        rollout = anyio.run(partial(runner.run, task, id=f"play-{task.id}", seed=derive_seed(seed, split, index)))
+        rollout = run_until_stopped(
+            partial(runner.run, task, id=f"play-{task.id}", seed=derive_seed(seed, split, index))
+        )
     for message in rollout.messages[len(shown) + len(rollout.turn_rewards) :]:  # what answered the last turn
         print_message(out, message)
     out.print(f"\nthe episode is over: {_WHY[rollout.stop_reason]}", style="bold")

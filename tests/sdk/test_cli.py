@@ -25,6 +25,7 @@ from moonmill.cli.failures import explain
 from moonmill.config import Config, EnvConfig, ModelConfig
 from moonmill.config_io import dump_config
 from moonmill.errors import ConfigError, MoonmillError, RunError
+from moonmill.trainer import checkpoint
 
 COMMANDS = ["train", "eval", "validate", "inspect", "plot", "envs", "serve"]
 
@@ -468,7 +469,7 @@ def test_a_run_is_served_as_it_was_trained(tmp_path):
     policy = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
     model = ModelConfig(str(policy), max_length=200, dtype="bfloat16")
     (tmp_path / "config.yaml").write_text(dump_config(Config(env=EnvConfig("calculator-v0"), model=model)))
-    shutil.copytree(policy, tmp_path / "checkpoints" / "step-000001" / "policy")
+    checkpoint.write(tmp_path, 1, 1, lambda folder: shutil.copytree(policy, folder / "policy"))
     command = [sys.executable, "-m", "moonmill", "serve", str(tmp_path), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
         assert serving.stdout is not None
@@ -478,3 +479,14 @@ def test_a_run_is_served_as_it_was_trained(tmp_path):
     assert card["max_model_len"] == 200
     assert card["id"] == tmp_path.name
     assert serving.returncode == 0
+
+
+def test_a_damaged_checkpoint_is_not_served(tmp_path):
+    (tmp_path / "config.yaml").write_text("")
+    checkpoint.write(tmp_path, 1, 1, lambda folder: (folder / "state.json").write_text("{}"))
+    (tmp_path / "checkpoints" / "step-000001" / "state.json").write_text("")
+    ended = subprocess.run(
+        [sys.executable, "-m", "moonmill", "serve", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert "step-000001 is damaged: state.json is not what was written. `moonmill train" in ended.stderr

@@ -6,9 +6,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from moonmill.config import AsyncConfig, Config, EnvConfig, ModelConfig
+from moonmill.config import AsyncConfig, Config, EnvConfig, EvalConfig, ModelConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.validate import AT_ONCE, Check, require_valid, validate
+from moonmill.types import Sampling
 
 POLICY = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
 ENV = """
@@ -115,3 +116,12 @@ def test_everything_wrong_is_told_at_once(config: Config) -> None:
         "model.device",
         "model.path",
     ]
+
+
+def test_a_temperature_that_cannot_be_computed_is_told(config: Config) -> None:
+    cold = replace(config, sampling=Sampling(temperature=1e-6))
+    assert found(cold)["asynchrony"].detail == (
+        "sampling.temperature: 1e-06 is too low to be computed: the lowest is 1e-05, and 0 is greedy"
+    )
+    cold = replace(config, eval=EvalConfig(samples=4, temperatures=(0.0, 1e-6)))
+    assert found(cold)["evaluation"].detail.startswith("eval.temperatures: 1e-06 is too low")

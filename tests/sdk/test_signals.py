@@ -8,7 +8,7 @@ import pytest
 
 HEAD = """
 import os, signal, sys
-from moonmill.trainer.signals import ignore, interruptible
+from moonmill.signals import ignore, interruptible
 
 def send():
     os.kill(os.getpid(), int(sys.argv[1]))
@@ -64,3 +64,31 @@ assert signal.getsignal(int(sys.argv[1])) == was
 """
     ended = run(script, number)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@both
+def test_asynchronous_work_ends_in_order_before_it_is_told(number: int) -> None:
+    script = """
+import anyio
+from moonmill.signals import run_until_stopped
+
+async def work():
+    try:
+        send()
+        await anyio.sleep(30)
+    finally:
+        with anyio.CancelScope(shield=True):
+            send()
+            await anyio.sleep(0.05)
+        print("closed")
+
+with interruptible():
+    assert run_until_stopped(anyio.lowlevel.checkpoint) is None
+    try:
+        run_until_stopped(work)
+    except KeyboardInterrupt:
+        print("stopped")
+        sys.exit(1)
+"""
+    ended = run(script, number)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "closed\nstopped\n", "")

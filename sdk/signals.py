@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, from a run's first moment to the end of the process.
+"""Ctrl-C and SIGTERM, from a command's first moment to the end of the process.
 
 A second press often comes while the process is already ending. It must not kill it there: the exit code and what is on
 the terminal are those of the first.
@@ -6,9 +6,14 @@ the terminal are those of the first.
 
 import atexit
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from anyio import CancelScope
+
+T = TypeVar("T")
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,10 +40,34 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def run_until_stopped(work: Callable[[], Awaitable[T]]) -> T:
+    """Run asynchronous work on an event loop of its own. A signal cancels it, and only then raises `StopAsked`.
+
+    Raised in the midst of an event loop it would leave worker threads behind.
+    """
+    import anyio
+
+    async def main() -> T:
+        with anyio.open_signal_receiver(*STOPPING) as signals:
+            async with anyio.create_task_group() as group:
+                group.start_soon(_cancel_when_asked, signals, group.cancel_scope)
+                result = await work()
+                group.cancel_scope.cancel()
+                return result
+        raise StopAsked
+
+    return anyio.run(main)
+
+
 def ignore() -> None:
     """From now on neither signal changes anything."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
+
+
+async def _cancel_when_asked(signals: AsyncIterator[signal.Signals], scope: "CancelScope") -> None:
+    async for _ in signals:
+        scope.cancel()
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
