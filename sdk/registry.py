@@ -210,9 +210,11 @@ def _importing(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as e:
-        says_where = isinstance(e, SyntaxError | ImportError) or (isinstance(e, ToolDefinitionError) and e.place)
-        place = "" if says_where else f" ({place_of(e)})"
-        raise RegistryError(f"{what} cannot be imported: {type(e).__name__}: {e}{place}") from e
+        says_where = isinstance(e, SyntaxError) or (isinstance(e, ToolDefinitionError) and e.place)
+        place = place_of(e)
+        # Where the module itself is not there, nobody's line is to blame.
+        where = "" if says_where or place.startswith("<frozen") else f" ({place})"
+        raise RegistryError(f"{what} cannot be imported: {type(e).__name__}: {e}{where}") from e
 
 
 def _name(entry_point: str | Callable[..., Any]) -> str:

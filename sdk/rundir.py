@@ -7,6 +7,7 @@
     checkpoints/      policy, critic and optimizers
     weights/          published versions that may still be asked for
     logs/             what engine and learner said
+    learner.json      the config as the learner's process reads it
 
 One process writes to it at a time: `lock` holds it. A run has begun once a rollout has finished; until then nothing is
 lost by beginning again, with whatever config.
@@ -88,6 +89,11 @@ class RunDirectory:
                 raise RunDirectoryError(
                     f"{self.path} already holds a run: continue it with --resume, choose another run_dir, or remove "
                     "the folder"
+                )
+            if self.config.exists() and not self._lock_file.exists():
+                raise RunDirectoryError(
+                    f"run_dir: {_shown(self.path)} holds a config.yaml that is no run's, and a run would write its own "
+                    "in its place: choose another run_dir"
                 )
             return
         self.open(self.path)

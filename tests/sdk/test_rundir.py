@@ -187,3 +187,11 @@ def test_looking_at_a_run_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     assert not RunDirectory.open(tmp_path).in_use()
     assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_config_that_is_no_runs_is_not_written_over(tmp_path: Path) -> None:
+    mine = tmp_path / "config.yaml"
+    mine.write_text("env: {id: mine}\n")
+    with pytest.raises(RunDirectoryError, match=r"holds a config.yaml that is no run's"):
+        RunDirectory.create(tmp_path, CONFIG)
+    assert mine.read_text() == "env: {id: mine}\n"
