@@ -62,6 +62,7 @@ def serve(
     """
     served = name or model.resolve().name
     policy, trained = policy_of(model), settings_of(model)
+    click.echo(f"loading {policy} …", err=True)
     arguments = {
         "--model": policy,
         "--served-name": served,

@@ -433,7 +433,7 @@ def read_until(terminal: int, wanted: bytes, seconds: float = 30) -> bytes:
 def test_a_folder_without_a_model_cannot_be_served(tmp_path):
     result = moonmill_process("serve", str(tmp_path), "--port", "0")
     assert result.returncode == 2
-    assert result.stderr == f"error: {tmp_path} is not a model folder: it has no config.json\n"
+    assert result.stderr == f"loading {tmp_path} …\nerror: {tmp_path} is not a model folder: it has no config.json\n"
 
 
 def test_a_port_in_use_is_told_before_the_model_is_loaded(tmp_path):
@@ -442,7 +442,9 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(tmp_path):
         port = taken.getsockname()[1]
         result = moonmill_process("serve", str(tmp_path), "--port", str(port))
     assert result.returncode == 2
-    assert result.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert result.stderr.startswith(
+        f"loading {tmp_path} …\nerror: cannot listen on 127.0.0.1:{port}: Address already in use"
+    )
     assert result.stdout == ""
 
 
@@ -461,8 +463,9 @@ def test_a_host_that_is_none_is_told_in_one_line(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     result = moonmill_process("serve", str(tmp_path), "--host", "x" * 300)
     assert result.returncode == 2
-    assert result.stderr.startswith("error: cannot listen on xxx")
-    assert len(result.stderr.splitlines()) == 1
+    loading, error = result.stderr.splitlines()
+    assert loading == f"loading {tmp_path} …"
+    assert error.startswith("error: cannot listen on xxx")
 
 
 def test_a_run_is_served_as_it_was_trained(tmp_path):
@@ -471,8 +474,10 @@ def test_a_run_is_served_as_it_was_trained(tmp_path):
     (tmp_path / "config.yaml").write_text(dump_config(Config(env=EnvConfig("calculator-v0"), model=model)))
     checkpoint.write(tmp_path, 1, 1, lambda folder: shutil.copytree(policy, folder / "policy"))
     command = [sys.executable, "-m", "moonmill", "serve", str(tmp_path), "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serving:
         assert serving.stdout is not None
+        assert serving.stderr is not None
+        assert serving.stderr.readline() == f"loading {tmp_path / 'checkpoints' / 'step-000001' / 'policy'} …\n"
         url = json.loads(serving.stdout.readline())["url"]
         (card,) = httpx.get(f"{url}/models", timeout=10).json()["data"]
         serving.send_signal(signal.SIGINT)
