@@ -47,8 +47,12 @@ its preset comes to. YAML is read as a person means it: `1e-6` is a number, `yes
 other types beyond JSON's are refused.
 
 On `--resume`, `engine`, `async`, `eval` and `train` (but for `train.seed`) may differ from what the run was begun with;
-what is trained may not. A run has begun once a rollout has finished: until then, as after an engine that refused to
-start, both `train` and `train --resume` begin it again, with whatever config.
+what is trained may not. A run has begun once a rollout has finished. Until then, as after an engine that refused to
+start, `train` begins it again, with whatever config. So does `train --resume`, but it wants a run directory: where that
+is missing or has no `config.yaml` yet, it is refused. What is in a run directory: [runs.md](runs.md).
+
+A relative `model.path`, and the file of an `env.id` such as `my_env.py:MyEnv`, is looked for beside the config file
+first, then in the working directory. In a `--set` it is the other way round: the working directory first.
 """
 PRESETS_HEAD = """
 ## Presets
@@ -68,7 +72,7 @@ def _section(name: str) -> str:
     struct = getattr(config_module, name, None) or getattr(types_module, name)
     [node] = ast.parse(inspect.getsource(struct)).body
     assert isinstance(node, ast.ClassDef)
-    documented = _docs(node)
+    documented = docs_of(node)
     rows = ["| key | value | default | |", "| --- | --- | --- | --- |"]
     info = msgspec.inspect.type_info(struct)
     assert isinstance(info, msgspec.inspect.StructType)
@@ -79,12 +83,13 @@ def _section(name: str) -> str:
     return f"{ast.get_docstring(node)}\n\n" + "\n".join(rows) + "\n"
 
 
-def _docs(node: ast.ClassDef) -> dict[str, str]:
+def docs_of(node: ast.ClassDef) -> dict[str, str]:
     """The text under each field."""
     found = {}
     for field, below in zip(node.body, node.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            found[ast.unparse(field.target)] = " ".join(str(below.value.value).split())
+        if isinstance(field, ast.AnnAssign | ast.Assign) and isinstance(below, ast.Expr):
+            name = field.target if isinstance(field, ast.AnnAssign) else field.targets[0]
+            found[ast.unparse(name)] = " ".join(ast.literal_eval(below.value).split())
     return found
 
 
