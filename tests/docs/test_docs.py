@@ -6,9 +6,10 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -157,3 +158,45 @@ def test_the_authoring_guide_runs_as_it_stands(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["finished", "stopped"]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """The API of `moonmill serve examples/calculator/policy`."""
+    command = [sys.executable, "-m", "moonmill", "serve", "examples/calculator/policy", "--port", "0", "--json"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield json.loads(server.stdout.readline())["url"]
+        finally:
+            server.terminate()
+
+
+def run_against(url: str, code: str) -> str:
+    """What the code of a page prints, with the address it names replaced."""
+    assert "http://127.0.0.1:8000/v1" in code
+    code = code.replace("http://127.0.0.1:8000/v1", url)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_example_of_a_chat_agent_plays_against_a_served_policy(served: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "environments.md").read_text(), re.DOTALL)
+    [code] = [block for block in blocks if "ChatAgent" in block]
+    lines = run_against(served, code).splitlines()
+    assert len(lines) == 3
+    assert all(re.fullmatch(r"\S+ \S+ [01]\.0 None", line) for line in lines), lines
+
+
+def test_the_readme_example_of_openais_client_gets_a_tool_call(served: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    [code] = [block for block in blocks if "OpenAI" in block]
+    assert "name='calculate'" in run_against(served, code)
+
+
+def test_the_readme_example_of_curl_gets_a_tool_call(served: str) -> None:
+    [body] = re.findall(r"curl http://127\.0\.0\.1:8000/v1/chat/completions .* -d '(.*?)'", README, re.DOTALL)
+    answer = httpx.post(f"{served}/chat/completions", json=json.loads(body), timeout=60).json()
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "calculate"
