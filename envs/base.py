@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 from moonmill.envs.episode import Definition, Episode
 from moonmill.envs.lifecycle import begin, inside, react, surround
+from moonmill.envs.limits import check_class
 from moonmill.envs.marks import collect_marks
 from moonmill.envs.tools import ToolSpec, collect_tools
 from moonmill.errors import EpisodeOverError, ToolDefinitionError, defining
@@ -79,6 +80,7 @@ class MultiTurnEnv(ABC):
                         f"{cls.__name__}.{method}: MultiTurnEnv has a {method!r} of its own; call the method something "
                         f'else (a tool can keep its name for the model: `@tool(name="{method}")`)'
                     )
+        check_class(cls)
         cls._moonmill_class = Definition(tools, marks)
         surround(cls)
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from moonmill.blame import blaming
 from moonmill.envs.base import MultiTurnEnv
 from moonmill.envs.lifecycle import close_on_the_loop, is_async
+from moonmill.envs.limits import check_instance
 from moonmill.envs.returned import as_number
 from moonmill.envs.scoring import score
 from moonmill.envs.threads import OwnerThread
@@ -119,6 +120,7 @@ class EnvHost:
         env: object = self._factory()
         if not isinstance(env, MultiTurnEnv):
             raise EnvCodeError(f"{self.env_id} is no MultiTurnEnv, but makes {env!r:.200}")
+        check_instance(env)
         env._moonmill.home = self._thread
         return env
 

@@ -172,6 +172,7 @@ class Desk:
             await request.bell.heard()
             return
         self._left = True
+        self.close()
         # A loop that has not even heard of it is blocked.
         self._home.is_blocked = self._home.is_blocked or not request.is_cancelled
 

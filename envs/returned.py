@@ -2,6 +2,7 @@
 error that says what was returned and what should be.
 """
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any, SupportsFloat, SupportsIndex
@@ -24,6 +25,8 @@ def unpacked(where: str, values: Any, count: int) -> Sequence[Any]:
     """
     if isinstance(values, tuple | list) and len(values) == count:
         return values
+    if inspect.iscoroutine(values):
+        values.close()  # Python would warn of it as well.
     hint = "; an async method is awaited: `await super().step(action)`" if hasattr(values, "__await__") else ""
     wanted = _TWO if count == 2 else _FIVE
     raise EnvCodeError(f"{where} returned {values!r:.200}, but should return {wanted}{hint}")

@@ -130,8 +130,10 @@ class OwnerThread:
         try:
             if on_authors_loop():
                 return Answer(await wanted())  # Asynchronous code has run something here, which awaits in turn.
-            if self._desk is None or self._desk.left:
-                self._desk = Desk()
+            if self._desk is not None and self._desk.left:
+                self._desk.close()
+                self._desk = None
+            self._desk = self._desk or Desk()
             return Answer(await self._desk.do(wanted))
         except BaseException as e:
             if is_interruption(e):

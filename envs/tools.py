@@ -87,8 +87,12 @@ class Tool(Struct, frozen=True):
 
     def _complaint(self, problem: str) -> str:
         properties = self.spec.parameters.get("properties", {})
-        wanted = ", ".join(f"{name} ({_type_name(schema)})" for name, schema in properties.items()) or "none"
-        return f"error: wrong arguments for {self.spec.name}: {problem}. It takes: {wanted}"
+        required = self.spec.parameters.get("required", ())
+        wanted = ", ".join(
+            f"{name} ({_type_name(schema)}{'' if name in required else ', optional'})"
+            for name, schema in properties.items()
+        )
+        return f"error: wrong arguments for {self.spec.name}: {problem}. It takes: {wanted or 'none'}"
 
 
 @overload

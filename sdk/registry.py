@@ -182,6 +182,7 @@ def _file(name: str) -> Path:
 
 
 def _load_module(name: str) -> ModuleType:
+    _import_from(os.getcwd())
     with _importing(f"the environment's module {name!r}"):
         return importlib.import_module(name)
 
@@ -194,6 +195,7 @@ def _load_file(path: Path) -> ModuleType:
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
+    _import_from(str(path.parent))
     sys.modules[name] = module  # Type hints are looked up there while the class is made.
     try:
         with _importing(f"the environment file {path}"):
@@ -202,6 +204,12 @@ def _load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _import_from(folder: str) -> None:
+    """Let an environment import the modules beside it, as a script can."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ _WHY = {
     StopReason.PROMPT_TOO_LONG: "its prompt leaves no room for an answer",
     StopReason.ENGINE_ERROR: "you could not be asked",
     StopReason.ENV_ERROR: "the environment's code failed",
-    StopReason.SCORING_ERROR: "a reward could not be computed",
+    StopReason.SCORING_ERROR: "a reward or a metric could not be computed",
 }
 
 

@@ -369,7 +369,7 @@ def test_arguments_that_do_not_fit_are_told_to_the_model(arguments: dict[str, An
     with pytest.raises(ToolArgumentsError, match=words) as told:
         RICH.parse(arguments)
     assert str(told.value).startswith("error: wrong arguments for method: ")
-    assert "It takes: to (one of 'km', 'mi'), color (one of 'blue', 'red')" in str(told.value)
+    assert "It takes: to (one of 'km', 'mi'), color (one of 'blue', 'red', optional)" in str(told.value)
 
 
 @pytest.mark.parametrize(

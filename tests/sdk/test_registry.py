@@ -340,3 +340,16 @@ def test_plugins_are_not_loaded_for_an_environment_that_is_there(monkeypatch: py
 
     monkeypatch.setattr(importlib.metadata, "entry_points", fail)
     make("calculator-v0")
+
+
+@pytest.mark.parametrize("place", ["{folder}/with_helper.py:Mine", "with_helper:Mine"])
+def test_an_environment_imports_what_stands_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "helper_beside.py").write_text("ANSWER = 42\n")
+    (tmp_path / "with_helper.py").write_text("from helper_beside import ANSWER\n" + ENV.format(name="Mine"))
+    assert type(make(place.format(folder=tmp_path))).__name__ == "Mine"
+    for name in ("helper_beside", "with_helper"):
+        sys.modules.pop(name, None)
