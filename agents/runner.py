@@ -87,7 +87,7 @@ class _Episode:
 
     async def play(self, host: EnvHost, agent: Agent, task: Task, seed: int) -> None:
         """Take turns until the environment, a limit or a failure ends the episode."""
-        with anyio.move_on_after(host.max_seconds) as scope:
+        with anyio.move_on_after(host.limits.max_seconds) as scope:
             try:
                 self.observation = await self._timed_env(host.reset, task, seed)
                 with self._asking():
@@ -118,11 +118,11 @@ class _Episode:
             self._truncate(StopReason.LENGTH)
         elif result.terminated:
             self.stop_reason = StopReason.STOPPED if turn.message.tool_calls else StopReason.ANSWERED
-        elif len(self.turn_rewards) >= host.max_turns:
+        elif len(self.turn_rewards) >= host.limits.max_turns:
             self._truncate(StopReason.MAX_TURNS)
         elif result.truncated:
             self._truncate(StopReason.STOPPED)
-        elif host.max_tokens is not None and self._tokens() >= host.max_tokens:
+        elif host.limits.max_tokens is not None and self._tokens() >= host.limits.max_tokens:
             self._truncate(StopReason.MAX_TOKENS)
         else:
             return False

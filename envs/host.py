@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from moonmill.blame import blaming
 from moonmill.envs.base import MultiTurnEnv
+from moonmill.envs.episode import Episode
 from moonmill.envs.lifecycle import close_on_the_loop, is_async
-from moonmill.envs.limits import check_instance
+from moonmill.envs.limits import Limits, limits_of
 from moonmill.envs.returned import as_number
 from moonmill.envs.scoring import score
 from moonmill.envs.threads import OwnerThread
@@ -52,6 +53,8 @@ class EnvHost:
         self._factory = factory
         self._thread: OwnerThread
         self._env: MultiTurnEnv
+        self._episode: Episode
+        self._limits: Limits
 
     async def __aenter__(self) -> Self:
         self._thread = OwnerThread.acquire()
@@ -61,7 +64,7 @@ class EnvHost:
             self._thread.release()
             raise
         try:
-            await self._bounded(self._env.max_seconds, "setup", self._env.setup)
+            await self._bounded(self._limits.max_seconds, "setup", self._setup)
         except BaseException:
             with suppress(MoonmillError):  # What went wrong first is what matters.
                 await self._close()
@@ -79,50 +82,52 @@ class EnvHost:
         return self._env.tool_specs
 
     @property
-    def max_turns(self) -> int:
-        return self._env.max_turns
-
-    @property
-    def max_tokens(self) -> int | None:
-        return self._env.max_tokens
-
-    @property
-    def max_seconds(self) -> float:
-        return self._env.max_seconds
+    def limits(self) -> Limits:
+        """As they are since the reset."""
+        return self._limits
 
     @property
     def faults(self) -> tuple[ToolFault, ...]:
-        return self._env._moonmill.faults.faults
+        return self._episode.faults.faults
 
     async def reset(self, task: Task, seed: int) -> tuple[Message, ...]:
         """Begin the episode; returns the prompt."""
-        observation, _ = await self._guarded("reset", partial(self._env.reset, seed=seed, options={"task": task}))
-        messages: tuple[Message, ...] = observation
-        return messages
+        return await self._guarded("reset", partial(self._reset, task, seed))
 
     async def step(self, message: Message, finish_reason: FinishReason = "stop") -> StepResult:
         """Give the model's message to the environment."""
         self._env.finish_reason = finish_reason
         messages, reward, terminated, truncated, _ = await self._guarded("step", partial(self._env.step, message))
         with blaming(self.env_id, "step"):
-            reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self._env.reward_bounds)
+            reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self._limits.reward_bounds)
         return StepResult(messages, reward, terminated, truncated)
 
     async def score(self, rollout: Rollout) -> Rollout:
         """`rollout` with its rewards, metrics and reward; unscored where that takes too long."""
         if self._thread.abandoned:
             return unscored(rollout, "the environment is still busy with a call that had to be left behind")
-        with anyio.move_on_after(self._env.max_scoring_seconds):
+        with anyio.move_on_after(self._limits.max_scoring_seconds):
             return await self._guarded("scoring", partial(score, self._env, self.env_id, rollout))
-        return unscored(rollout, f"scoring took longer than max_scoring_seconds ({self._env.max_scoring_seconds:g})")
+        return unscored(rollout, f"scoring took longer than max_scoring_seconds ({self._limits.max_scoring_seconds:g})")
 
     def _construct(self) -> MultiTurnEnv:
         env: object = self._factory()
         if not isinstance(env, MultiTurnEnv):
             raise EnvCodeError(f"{self.env_id} is no MultiTurnEnv, but makes {env!r:.200}")
-        check_instance(env)
-        env._moonmill.home = self._thread
+        self._limits = limits_of(env)
+        self._episode = env._moonmill
+        self._episode.home = self._thread
         return env
+
+    def _setup(self) -> None:
+        self._env.setup()
+        self._limits = limits_of(self._env)
+
+    def _reset(self, task: Task, seed: int) -> tuple[Message, ...]:
+        observation, _ = self._env.reset(seed=seed, options={"task": task})
+        self._limits = limits_of(self._env)  # A task may have its own.
+        messages: tuple[Message, ...] = observation
+        return messages
 
     async def _guarded(self, where: str, method: Callable[[], T]) -> T:
         return await self._thread.run(self._blaming, where, method)

@@ -4,7 +4,7 @@ import difflib
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from moonmill.errors import EnvCodeError
 
@@ -23,6 +23,16 @@ _LIMITS: dict[str, tuple[Any, str]] = {
 _ALIKE = 0.9
 
 
+class Limits(Struct, frozen=True):
+    """The limits of an episode, as `MultiTurnEnv` documents them."""
+
+    max_turns: int
+    max_tokens: int | None
+    max_seconds: float
+    max_scoring_seconds: float
+    reward_bounds: tuple[float, float]
+
+
 def check_class(owner: type) -> None:
     """Refuse limits that are none, and names that are almost one's.
 
@@ -37,14 +47,16 @@ def check_class(owner: type) -> None:
                 raise EnvCodeError(f"{owner.__name__}.{name}: there is no such limit; did you mean {near}?")
 
 
-def check_instance(env: object) -> None:
-    """Refuse limits that are none, wherever they were set.
+def limits_of(env: object) -> Limits:
+    """The limits of an instance, wherever they were set. Runs what an author has written as a property.
 
     Raises:
         EnvCodeError: with the class, the value and what it should be.
     """
-    for name in _LIMITS:
-        _check(type(env).__name__, name, getattr(env, name))
+    found = {name: getattr(env, name) for name in _LIMITS}
+    for name, value in found.items():
+        _check(type(env).__name__, name, value)
+    return Limits(**{name: found[name] for name in Limits.__struct_fields__})
 
 
 def _check(owner: str, name: str, value: Any) -> None:

@@ -71,7 +71,7 @@ class AuthorsLoop:
         self.waiting: set[Request] = set()
         """What is to be awaited on it."""
         started: SimpleQueue[asyncio.AbstractEventLoop] = SimpleQueue()
-        self._thread = threading.Thread(target=asyncio.run, args=(_stay(started),), name="moonmill-loop", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(started,), name="moonmill-loop", daemon=True)
         self._thread.start()
         self.loop = started.get()
 
@@ -88,6 +88,8 @@ class AuthorsLoop:
         """Tell all who wait when the loop is blocked; does not return before."""
         while self._is_alive():
             time.sleep(_WATCH_SECONDS)
+        if not self._thread.is_alive():
+            return
         self.is_blocked = True
         frame = sys._current_frames().get(self._thread.ident or 0)
         where = f", at {place_on(frame)}" if frame is not None else ""
@@ -97,6 +99,14 @@ class AuthorsLoop:
         )
         for request in list(self.waiting):
             request.refuse(error)
+
+    def _run(self, started: "SimpleQueue[asyncio.AbstractEventLoop]") -> None:
+        try:
+            asyncio.run(_stay(started))
+        except BaseException as e:  # after `loop.stop()`, or a task that raised what ends a process
+            error = EnvCodeError(f"asynchronous code of an environment has ended the event loop of them all: {e!r}")
+            for request in list(self.waiting):
+                request.refuse(error)
 
     def _is_alive(self) -> bool:
         alive = threading.Event()
@@ -206,10 +216,12 @@ class Desk:
 
     async def _serve(self, request: "Request") -> None:
         self._current = request
+        process = os.getpid()
         try:
             request.answer = Answer(await request.wanted())
         except BaseException as e:
             request.answer = Answer(error=e)
+        end_if_forked(process)
         self._current = None
         if request.is_cancelled:
             self._task.uncancel()
@@ -229,6 +241,12 @@ class Request:
         """Answer it with an error."""
         self.answer = Answer(error=error)
         self.bell.ring()
+
+
+def end_if_forked(process: int) -> None:
+    """End a copy of `process` that author's code has forked and let come back to us: nobody waits for it."""
+    if os.getpid() != process:
+        os._exit(0)
 
 
 def on_authors_loop() -> bool:

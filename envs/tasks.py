@@ -59,5 +59,13 @@ def _endless(env: "MultiTurnEnv", split: str) -> Iterator[Any]:
 
 
 def _once(env: "MultiTurnEnv", split: str) -> Iterator[Any]:
-    with blaming(type(env).__name__, f"tasks({split!r})"):
-        yield from env.tasks(split)
+    name, where = type(env).__name__, f"tasks({split!r})"
+    with blaming(name, where):
+        tasks = iter(env.tasks(split))
+    while True:
+        with blaming(name, where):
+            try:
+                task = next(tasks)
+            except StopIteration:
+                return
+        yield task

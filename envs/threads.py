@@ -22,7 +22,8 @@ from typing import Any, Protocol, TypeVar
 import anyio
 
 from moonmill.blame import LeftBehind, is_interruption
-from moonmill.envs.loop import GRACE_SECONDS, Answer, Bell, Desk, LoopKeeper, on_authors_loop
+from moonmill.envs.loop import GRACE_SECONDS, Answer, Bell, Desk, LoopKeeper, end_if_forked, on_authors_loop
+from moonmill.errors import EnvCodeError
 
 T = TypeVar("T")
 _KEPT_IDLE = 256
@@ -49,7 +50,7 @@ class OwnerThread:
     def __init__(self) -> None:
         self.abandoned = False
         """A call was cancelled and has not ended: the thread is of no more use."""
-        self._inbox: SimpleQueue[_Job | Answer | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Job | tuple[_Job, Answer] | None] = SimpleQueue()
         self._current: _Job | None = None
         self._desk: Desk | None = None
         threading.Thread(target=self._work, name="moonmill-episode", daemon=True).start()
@@ -94,11 +95,13 @@ class OwnerThread:
             await bell.heard()
             while job.wanted is not None:
                 wanted, job.wanted = job.wanted, None
-                self._inbox.put(await self._answer(wanted))
+                self._inbox.put((job, await self._answer(wanted)))
                 await bell.heard()
         except anyio.get_cancelled_exc_class():
             await self._leave(job, bell)
             raise
+        if isinstance(job.answer.error, LeftBehind):
+            raise EnvCodeError("its code was left behind, though nobody had cancelled it") from job.answer.error
         result: T = job.answer.given()
         return result
 
@@ -109,13 +112,14 @@ class OwnerThread:
             raise LeftBehind
         job.wanted = call
         job.bell.ring()
-        while not isinstance(item := self._inbox.get(), Answer):
-            if item is None:
-                self._inbox.put(None)
-                raise LeftBehind
-            self._do(item)
-        result: T = item.given()
-        return result
+        while (item := self._inbox.get()) is not None:
+            if isinstance(item, _Job):
+                self._do(item)
+            elif item[0] is job:  # Else it was for one that has ended without it.
+                result: T = item[1].given()
+                return result
+        self._inbox.put(None)
+        raise LeftBehind
 
     async def await_apart(self, call: Callable[[], Awaitable[T]]) -> T:
         """Have `call` awaited on the authors' event loop though the thread, or what it awaits, has been left behind."""
@@ -145,8 +149,10 @@ class OwnerThread:
         with anyio.move_on_after(GRACE_SECONDS, shield=True):
             while not job.done:
                 job.wanted = None
-                self._inbox.put(Answer(error=LeftBehind()))
+                self._inbox.put((job, Answer(error=LeftBehind())))
                 await bell.heard()
+        if on_authors_loop():
+            return  # The thread goes on with the job that awaits this, and that nobody has cancelled.
         # What was awaited may still go on, and call for the thread.
         self.abandoned = self.abandoned or not job.done or (self._desk is not None and self._desk.left)
 
@@ -158,10 +164,12 @@ class OwnerThread:
 
     def _do(self, job: "_Job") -> None:
         outer, self._current = self._current, job
+        process = os.getpid()
         try:
             job.answer = Answer(job.call())
         except BaseException as e:
             job.answer = Answer(error=e)
+        end_if_forked(process)
         self._current = outer
         job.done = True
         if job.bell is not None:

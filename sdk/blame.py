@@ -54,7 +54,7 @@ def is_interruption(error: BaseException) -> bool:
     """
     if isinstance(error, KeyboardInterrupt):  # Ctrl-C is raised in the main thread alone.
         return threading.current_thread() is threading.main_thread()
-    if isinstance(error, GeneratorExit | LeftBehind):
+    if isinstance(error, LeftBehind):
         return True
     if isinstance(error, Exception):
         return False

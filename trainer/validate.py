@@ -16,10 +16,11 @@ import msgspec
 from msgspec import Struct
 
 from moonmill.agents.engine.folder import problem_of
+from moonmill.blame import blaming
 from moonmill.config import Config
 from moonmill.envs import MultiTurnEnv, Taskset
 from moonmill.envs.lifecycle import begin
-from moonmill.envs.limits import check_instance
+from moonmill.envs.limits import limits_of
 from moonmill.errors import ConfigError, MoonmillError
 from moonmill.registry import make
 from moonmill.rundir import RunDirectory, check_place
@@ -78,7 +79,8 @@ def _look(config: Config, names: Collection[str] | None = None) -> Iterator[Chec
 
 def _environment(config: Config) -> str:
     env = _make(config)
-    check_instance(env)
+    with blaming(config.env.id, "its limits"):
+        limits_of(env)
     tools = ", ".join(t.name for t in env.tool_specs) or "none"
     rewards = ", ".join(mark.method for mark in env._moonmill_class.marks if mark.kind == "reward")
     return f"{config.env.id}, tools: {tools}; rewards: {rewards or 'those of its turns alone'}"

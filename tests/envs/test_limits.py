@@ -63,7 +63,7 @@ def test_limits_may_be_properties_and_names_of_ones_own() -> None:
     async def main() -> None:
         async with EnvHost(Env, "test-v0") as hosted:
             await hosted.reset(TASK, 0)
-            assert hosted.max_turns == 2
+            assert hosted.limits.max_turns == 2
             assert (await hosted.step(Message("assistant", "x"))).terminated
 
     anyio.run(main)

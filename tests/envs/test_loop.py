@@ -1,9 +1,11 @@
 """Authors' asynchronous code on its loop: in order while it behaves, left behind when it does not."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
@@ -284,14 +286,87 @@ def test_an_odd_exception_ends_no_more_than_its_episode(run: Run[Any], error: ty
 
     async def main() -> None:
         with anyio.fail_after(5):
-            try:
-                assert error.__name__ in (await play(Env, "fail"))[0]
-            except BaseException as e:
-                if isinstance(e, AssertionError | TimeoutError) or error is not GeneratorExit:
-                    raise
+            assert error.__name__ in (await play(Env, "fail"))[0]
             assert await play(Env, "look") == ["seen"]
 
     run(main)
+
+
+def test_an_authors_timeout_around_a_step_is_the_authors(run: Run[Any]) -> None:
+    class Env(OneTask):
+        @tool
+        def slow(self) -> str:
+            time.sleep(0.3)
+            return "late"
+
+        @tool
+        async def slow_async(self) -> str:
+            await asyncio.sleep(60)
+            return "late"
+
+        @tool
+        def look(self) -> str:
+            return "seen"
+
+        async def step(self, action: Message | str) -> Any:
+            try:
+                return await asyncio.wait_for(super().step(action), 0.05)
+            except TimeoutError:
+                return "too slow", 0.0, False, False, {}
+
+    expected = ["too slow", "seen", "too slow", "too slow", "seen"]
+    assert run(lambda: play(Env, "slow", "look", "slow_async", "slow", "look")) == expected
+
+
+def test_a_loop_that_is_stopped_is_told_to_all_who_wait(run: Run[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEEPER", module.LoopKeeper())
+
+    class Env(Stubborn):
+        @tool
+        async def stop_loop(self) -> None:
+            asyncio.get_running_loop().stop()
+            await asyncio.sleep(60)
+
+        @tool
+        async def wait(self) -> None:
+            await asyncio.sleep(60)
+
+        async def step(self, action: Message | str) -> Any:
+            return await super().step(action)
+
+    async def main() -> None:
+        async def one(name: str) -> None:
+            with pytest.raises(EnvCodeError):
+                await play(Env, name)
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as group:
+                group.start_soon(one, "wait")
+                await anyio.sleep(0.1)
+                group.start_soon(one, "stop_loop")
+            assert await play(Stubborn, "look") == ["seen"]
+
+    run(main)
+
+
+def test_a_fork_that_comes_back_ends(run: Run[Any]) -> None:
+    children: list[int] = []
+
+    class Env(OneTask):
+        @tool
+        def fork(self) -> str:
+            children.append(os.fork())
+            return "forked"
+
+        @tool
+        async def fork_async(self) -> str:
+            children.append(os.fork())
+            return "forked"
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        assert run(lambda: play(Env, "fork", "fork_async")) == ["forked"] * 2
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
 
 
 def test_a_process_ends_though_code_is_left_behind() -> None:
