@@ -30,7 +30,7 @@ def _place(stack: Sequence[tuple[FrameType, int]], deeper: str) -> str:
     if not theirs:
         return deepest
     line = [place for file, place in theirs if file == theirs[0][0]][-1]
-    return line if line == deepest else f"{line}, {deeper} {deepest}"
+    return line if line == deepest or _is_ours(frames[-1][0]) else f"{line}, {deeper} {deepest}"
 
 
 def own_error(error: BaseException) -> MoonmillError | None:
