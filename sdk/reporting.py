@@ -39,6 +39,8 @@ class StepLine(Struct, frozen=True):
     failed: int = 0
     tool_errors: float = 0.0
     """Share of the rollouts in which a tool call failed."""
+    truncated: float = 0.0
+    """Share of the rollouts that a limit ended."""
     seconds: float = 0.0
     """Since the step before."""
 
@@ -69,6 +71,8 @@ class EvalResult(Struct, frozen=True):
     """Mean assistant turns of a rollout."""
     tool_error_share: float = 0.0
     """Share of the rollouts in which a tool call failed."""
+    truncated: float = 0.0
+    """Share of the rollouts that a limit ended."""
     failed: int = 0
     tool_faults: tuple[ToolFault, ...] = ()
     """Exceptions and wrong calls in tools, summed by tool and kind."""
@@ -94,6 +98,8 @@ class Summary(Struct, frozen=True):
     evals: tuple[EvalResult, ...] = ()
     rollouts_trained: int = 0
     rollouts_finished: int = 0
+    truncated: float | None = None
+    """Share of the finished rollouts that a limit ended."""
     dropped: dict[str, int] = {}
     """Rollouts given up, by reason."""
     failed: dict[str, int] = {}

@@ -133,6 +133,7 @@ def result_of(rollouts: Sequence[Rollout], label: str, version: int, temperature
         by_level={level: LevelResult(len(levels[level]), fmean(levels[level])) for level in sorted(levels) if level},
         turns=fmean([r.turns for r in scored]),
         tool_error_share=fmean([bool(r.tool_faults) for r in scored]),
+        truncated=fmean([r.status is Status.TRUNCATED for r in scored]),
         failed=len(rollouts) - len(scored),
         tool_faults=sum_faults(fault for r in rollouts for fault in r.tool_faults),
     )

@@ -35,5 +35,6 @@ def step_line(record: StepRecord, batch: Batch, steps_total: int, success: float
         dropped=len(record.dropped) - failed,
         failed=failed,
         tool_errors=record.tool_fault_share,
+        truncated=record.truncated,
         seconds=seconds,
     )

@@ -11,7 +11,7 @@ from moonmill.jsonl import read_jsonl
 from moonmill.reporting import EvalResult, StalenessSummary, Summary
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.records import Event, StepRecord
-from moonmill.types import Rollout, ToolFault
+from moonmill.types import Rollout, Status, ToolFault
 
 _ENDINGS = ("started", "finished", "stopped", "failed")
 
@@ -28,7 +28,7 @@ def summarize(path: Path) -> Summary:
     masked = [s.metrics["masked_share"] for s in done if "masked_share" in s.metrics]
     learning, both = sum(s.spans.learning for s in done), sum(s.spans.both for s in done)
     wall = sum(s.spans.wall for s in done)
-    finished, faults = _rollouts(run)
+    finished, truncated, faults = _rollouts(run)
     status, evals = read_events(run)
     return Summary(
         run=str(path),
@@ -38,6 +38,7 @@ def summarize(path: Path) -> Summary:
         evals=evals,
         rollouts_trained=sum(len(s.consumed) for s in done),
         rollouts_finished=finished,
+        truncated=truncated / finished if finished else None,
         dropped={r: n for r, n in drops.items() if r not in failed},
         failed=failed,
         tool_faults=faults,
@@ -52,14 +53,15 @@ def summarize(path: Path) -> Summary:
     )
 
 
-def _rollouts(run: RunDirectory) -> tuple[int, tuple[ToolFault, ...]]:
-    """How many have finished, and their tool faults."""
-    finished = 0
+def _rollouts(run: RunDirectory) -> tuple[int, int, tuple[ToolFault, ...]]:
+    """How many have finished, how many of them were truncated, and their tool faults."""
+    finished = truncated = 0
     faults: list[ToolFault] = []
     for rollout in read_jsonl(run.rollouts, Rollout):
         finished += 1
+        truncated += rollout.status is Status.TRUNCATED
         faults = list(sum_faults([*faults, *rollout.tool_faults])) if rollout.tool_faults else faults
-    return finished, tuple(faults)
+    return finished, truncated, tuple(faults)
 
 
 def sum_faults(faults: Iterable[ToolFault]) -> tuple[ToolFault, ...]:

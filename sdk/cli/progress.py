@@ -118,8 +118,8 @@ def step_text(line: StepLine) -> str:
         parts.append(f"masked {share(line.masked_share, 2)}")
     named = {"ratio std": line.ratio_std, "entropy": line.entropy, "expl. var.": line.explained_variance}
     parts += [f"{name} {number(value, 3)}" for name, value in named.items() if value is not None]
-    if line.tool_errors:
-        parts.append(f"tool errors {share(line.tool_errors)}")
+    shares = {"tool errors": line.tool_errors, "truncated": line.truncated}
+    parts += [f"{name} {share(value)}" for name, value in shares.items() if value]
     counts = {"dropped": line.dropped, "failed": line.failed}
     parts += [f"{name} {count}" for name, count in counts.items() if count]
     parts += [f"{number(line.tokens_per_second, 0)} tok/s", seconds(line.seconds)]
@@ -131,7 +131,7 @@ def eval_text(result: EvalResult) -> str:
     text = (
         f"{result.label} at T = {result.temperature:g}: success {share(result.success)} "
         f"({share(result.low)} to {share(result.high)}) of {result.samples}, turns {number(result.turns, 1)}, "
-        f"tool errors {share(result.tool_error_share)}"
+        f"tool errors {share(result.tool_error_share)}, truncated {share(result.truncated)}"
     )
     return f"{text}, failed {result.failed}" if result.failed else text
 

@@ -36,7 +36,7 @@ def print_evals(out: Console, evals: Sequence[EvalResult]) -> None:
     grid = table(
         out,
         *("evaluation", "T", "samples", "success", "95% interval", *(f"level {level}" for level in levels)),
-        *("reward", "turns", "tool errors", "failed"),
+        *("reward", "turns", "tool errors", "truncated", "failed"),
         numbers=True,
     )
     for r in evals:
@@ -44,7 +44,8 @@ def print_evals(out: Console, evals: Sequence[EvalResult]) -> None:
         interval = f"{share(r.low)} to {share(r.high)}"
         grid.add_row(
             *(r.label, f"{r.temperature:g}", str(r.samples), share(r.success), interval, *by_level),
-            *(number(r.mean_reward, 3), number(r.turns, 1), share(r.tool_error_share), str(r.failed)),
+            *(number(r.mean_reward, 3), number(r.turns, 1), share(r.tool_error_share), share(r.truncated)),
+            str(r.failed),
         )
     out.print(grid)
 
@@ -78,6 +79,7 @@ def changes(evals: Sequence[EvalResult]) -> list[str]:
 
 def _facts(s: Summary) -> Iterable[tuple[str, str]]:
     yield "rollouts", f"{s.rollouts_finished:,} finished, {s.rollouts_trained:,} trained on"
+    yield "truncated", share(s.truncated)
     yield "dropped", _counts(s.dropped)
     yield "failed or unscored", _counts(s.failed)
     at_most = f"95% at most {s.staleness.p95:g}, maximum {s.staleness.max}"

@@ -1,0 +1,14 @@
+"""What an evaluation makes of its rollouts."""
+
+from moonmill.trainer.evaluate import result_of
+from moonmill.types import Rollout, Status, StopReason, Task
+
+
+def rollout(status: Status = Status.FINISHED, **fields: object) -> Rollout:
+    return Rollout("r", "e-v0", Task("?"), status, StopReason.ANSWERED, **{"reward": 1.0, **fields})  # type: ignore[arg-type]
+
+
+def test_the_share_that_a_limit_ended_is_of_the_scored_rollouts() -> None:
+    rollouts = [rollout(), rollout(Status.TRUNCATED), rollout(Status.TRUNCATED), rollout(Status.FAILED)]
+    result = result_of(rollouts, "eval", 0, 1.0, 1.0)
+    assert (result.samples, result.failed, result.truncated) == (3, 1, 2 / 3)
