@@ -73,6 +73,8 @@ class EvalResult(Struct, frozen=True):
     """Share of the rollouts in which a tool call failed."""
     truncated: float = 0.0
     """Share of the rollouts that a limit ended."""
+    metrics: dict[str, float] = {}
+    """Mean of each `@metric` over the rollouts that have it."""
     failed: int = 0
     tool_faults: tuple[ToolFault, ...] = ()
     """Exceptions and wrong calls in tools, summed by tool and kind."""
@@ -100,6 +102,8 @@ class Summary(Struct, frozen=True):
     rollouts_finished: int = 0
     truncated: float | None = None
     """Share of the finished rollouts that a limit ended."""
+    metrics: dict[str, float] = {}
+    """Mean of each `@metric` over the last 10 steps."""
     dropped: dict[str, int] = {}
     """Rollouts given up, by reason."""
     failed: dict[str, int] = {}

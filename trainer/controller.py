@@ -28,6 +28,7 @@ from moonmill.trainer.meter import Meter, Spans
 from moonmill.trainer.publisher import Publisher, Target
 from moonmill.trainer.records import StepRecord
 from moonmill.trainer.rewards import RewardWatch
+from moonmill.trainer.summary import means
 from moonmill.types import Rollout, Status
 
 
@@ -275,6 +276,7 @@ class Controller:
                 spans.learning - before.learning,
                 spans.both - before.both,
             ),
+            env_metrics=means(r.metrics for r in rollouts),
             metrics=answer.metrics,
         )
         self._ledger.step(record)

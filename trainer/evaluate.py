@@ -29,7 +29,7 @@ from moonmill.reporting import EvalResult, LevelResult, Reporter
 from moonmill.seeding import derive_seed
 from moonmill.signals import run_until_stopped
 from moonmill.trainer.engine_host import EngineHost
-from moonmill.trainer.summary import sum_faults
+from moonmill.trainer.summary import means, sum_faults
 from moonmill.types import Rollout, Status
 
 _Z95 = 1.959963984540054
@@ -134,6 +134,7 @@ def result_of(rollouts: Sequence[Rollout], label: str, version: int, temperature
         turns=fmean([r.turns for r in scored]),
         tool_error_share=fmean([bool(r.tool_faults) for r in scored]),
         truncated=fmean([r.status is Status.TRUNCATED for r in scored]),
+        metrics=means(r.metrics for r in scored),
         failed=len(rollouts) - len(scored),
         tool_faults=sum_faults(fault for r in rollouts for fault in r.tool_faults),
     )

@@ -37,6 +37,8 @@ class StepRecord(Struct, frozen=True, omit_defaults=True):
     """Seconds the learner waited for this batch."""
     spans: Spans = Spans(0.0, 0.0, 0.0, 0.0)
     """What went on since the line before."""
+    env_metrics: dict[str, float] = {}
+    """Mean of each of the environment's metrics over the consumed rollouts that have it."""
     metrics: dict[str, float] = {}
     """The learner's own: losses, ratios, masked share, explained variance."""
 

@@ -1,7 +1,7 @@
 """A run in figures, read from its directory: also of one that goes on, or was killed."""
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -14,6 +14,9 @@ from moonmill.trainer.records import Event, StepRecord
 from moonmill.types import Rollout, Status, ToolFault
 
 _ENDINGS = ("started", "finished", "stopped", "failed")
+
+_NEWEST = 10
+"""Steps that tell how the environment's metrics stand: their mean over a whole run would hide what was learned."""
 
 
 def summarize(path: Path) -> Summary:
@@ -39,6 +42,7 @@ def summarize(path: Path) -> Summary:
         rollouts_trained=sum(len(s.consumed) for s in done),
         rollouts_finished=finished,
         truncated=truncated / finished if finished else None,
+        metrics=means(s.env_metrics for s in done[-_NEWEST:]),
         dropped={r: n for r, n in drops.items() if r not in failed},
         failed=failed,
         tool_faults=faults,
@@ -62,6 +66,15 @@ def _rollouts(run: RunDirectory) -> tuple[int, int, tuple[ToolFault, ...]]:
         truncated += rollout.status is Status.TRUNCATED
         faults = list(sum_faults([*faults, *rollout.tool_faults])) if rollout.tool_faults else faults
     return finished, truncated, tuple(faults)
+
+
+def means(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each figure over those that have it."""
+    values = defaultdict[str, list[float]](list)
+    for figures in measured:
+        for name, value in figures.items():
+            values[name].append(value)
+    return {name: fmean(of) for name, of in values.items()}
 
 
 def sum_faults(faults: Iterable[ToolFault]) -> tuple[ToolFault, ...]:

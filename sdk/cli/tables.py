@@ -31,12 +31,13 @@ def print_summary(out: Console, summary: Summary) -> None:
 
 
 def print_evals(out: Console, evals: Sequence[EvalResult]) -> None:
-    """One row an evaluation, one column a level."""
+    """One row an evaluation, one column a level and a metric."""
     levels = list(dict.fromkeys(level for result in evals for level in result.by_level))
+    metrics = list(dict.fromkeys(name for result in evals for name in result.metrics))
     grid = table(
         out,
         *("evaluation", "T", "samples", "success", "95% interval", *(f"level {level}" for level in levels)),
-        *("reward", "turns", "tool errors", "truncated", "failed"),
+        *("reward", "turns", "tool errors", "truncated", *metrics, "failed"),
         numbers=True,
     )
     for r in evals:
@@ -45,6 +46,7 @@ def print_evals(out: Console, evals: Sequence[EvalResult]) -> None:
         grid.add_row(
             *(r.label, f"{r.temperature:g}", str(r.samples), share(r.success), interval, *by_level),
             *(number(r.mean_reward, 3), number(r.turns, 1), share(r.tool_error_share), share(r.truncated)),
+            *(number(r.metrics.get(name), 3) for name in metrics),
             str(r.failed),
         )
     out.print(grid)
@@ -82,6 +84,8 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
     yield "truncated", share(s.truncated)
     yield "dropped", _counts(s.dropped)
     yield "failed or unscored", _counts(s.failed)
+    for name, value in s.metrics.items():
+        yield f"metric: {name}", f"{number(value, 3)} in the last steps"
     at_most = f"95% at most {s.staleness.p95:g}, maximum {s.staleness.max}"
     yield "staleness", f"mean {number(s.staleness.mean)}, {at_most}"
     yield "masked tokens", share(s.masked_share_mean, 2)

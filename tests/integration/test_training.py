@@ -32,6 +32,7 @@ def test_a_run_trains_publishes_and_accounts_for_every_rollout(moonmill: Cli, co
         ("after", 1.0),
         ("after", 0.0),
     ]
+    assert all(e["metrics"]["tool_calls"] >= 0 for e in (*summary["evals"], summary))
     assert_accounted_for(run)
     assert max(s for record in steps(run) for s in record.staleness) <= 2
     assert {"masked_share", "ratio_std", "ratio_min", "ratio_max"} <= set(steps(run)[-1].metrics)

@@ -30,6 +30,7 @@ def evaluation(label: str, success: float, temperature: float = 1.0, version: in
         turns=3.25,
         tool_error_share=0.02,
         truncated=0.05,
+        metrics={"calls": 1.5},
         failed=1,
     )
 
@@ -48,6 +49,7 @@ SUMMARY = Summary(
     rollouts_trained=8_832,
     rollouts_finished=8_960,
     truncated=0.25,
+    metrics={"calls": 2.0},
     dropped={"stale": 3, "finished late": 9},
     failed={"failed: env_error": 1},
     tool_faults=(ToolFault("calculate", "ZeroDivisionError", 1234, "division by zero [env.py:3]\n" + "x" * 300),),
@@ -93,11 +95,12 @@ def test_a_summary_has_every_figure_on_its_line():
     text = printed(SUMMARY)
     lines = [re.sub(r"  +", "  ", line.rstrip()) for line in text.splitlines()]
     assert lines[0] == "runs/demo: finished, 138 steps, version 130"
-    assert "before  1  600  40.0%  36.0% to 44.0%  50.0%  30.0%  0.400  3.2  2.0%  5.0%  1" in lines
+    assert "before  1  600  40.0%  36.0% to 44.0%  50.0%  30.0%  0.400  3.2  2.0%  5.0%  1.500  1" in lines
     assert "T = 1: 40.0% before, 75.0% after: +35.0 points" in lines
     assert "T = 0: 60.0% before, 80.0% after: +20.0 points" in lines
     assert "rollouts  8,960 finished, 8,832 trained on" in lines
     assert "truncated  25.0%" in lines
+    assert "metric: calls  2.000 in the last steps" in lines
     assert "dropped  12 (finished late 9, stale 3)" in lines
     assert "failed or unscored  1 (failed: env_error 1)" in lines
     assert "staleness  mean 1.25, 95% at most 3, maximum 4" in lines
@@ -114,7 +117,7 @@ def test_a_summary_has_every_figure_on_its_line():
 def test_where_there_is_no_terminal_there_are_no_escape_codes_and_no_cut_lines():
     text = printed(SUMMARY)
     assert text.isascii() or not set(text) & set("─│┃━╭\x1b")
-    assert "tool errors  truncated  failed" in text
+    assert "tool errors  truncated  calls  failed" in text
 
 
 def test_a_terminal_gets_rules_and_styles():
@@ -158,7 +161,8 @@ def test_a_step_that_trained_the_critic_alone_says_so():
 
 def test_an_evaluation_is_one_line():
     assert eval_text(evaluation("step 20", 0.5, 0.7)) == (
-        "step 20 at T = 0.7: success 50.0% (46.0% to 54.0%) of 600, turns 3.2, tool errors 2.0%, truncated 5.0%, failed 1"
+        "step 20 at T = 0.7: success 50.0% (46.0% to 54.0%) of 600, turns 3.2, tool errors 2.0%, truncated 5.0%, "
+        "failed 1"
     )
 
 

@@ -12,3 +12,8 @@ def test_the_share_that_a_limit_ended_is_of_the_scored_rollouts() -> None:
     rollouts = [rollout(), rollout(Status.TRUNCATED), rollout(Status.TRUNCATED), rollout(Status.FAILED)]
     result = result_of(rollouts, "eval", 0, 1.0, 1.0)
     assert (result.samples, result.failed, result.truncated) == (3, 1, 2 / 3)
+
+
+def test_a_metric_is_averaged_over_the_rollouts_that_have_it() -> None:
+    rollouts = [rollout(metrics={"calls": 2.0, "depth": 5.0}), rollout(metrics={"calls": 3.0}), rollout()]
+    assert result_of(rollouts, "eval", 0, 1.0, 1.0).metrics == {"calls": 2.5, "depth": 5.0}

@@ -35,3 +35,9 @@ def test_the_share_that_a_limit_ended_is_of_all_finished_rollouts(tmp_path: Path
 
 def test_a_run_without_rollouts_has_no_such_share(tmp_path: Path) -> None:
     assert summary_of(tmp_path, []).truncated is None
+
+
+def test_metrics_are_those_of_the_newest_steps(tmp_path: Path) -> None:
+    old = [StepRecord(step, step, env_metrics={"calls": 9.0}) for step in range(1, 6)]
+    new = [StepRecord(step, step, env_metrics={"calls": 1.0 + step % 2}) for step in range(6, 16)]
+    assert summary_of(tmp_path, [], [*old, *new]).metrics == {"calls": 1.5}
