@@ -281,7 +281,7 @@ class Controller:
         )
         self._ledger.step(record)
         self._reporter.step(step_line(record, batch, self._steps_total, self._config.eval.success))
-        if text := self._rewards.see([r.reward for r in rollouts if r.reward is not None]):
+        if text := self._rewards.see(rollouts):
             self._ledger.event("warning", text=text)
             self._reporter.warn(text)
 

@@ -5,6 +5,8 @@ A state machine without I/O.
 
 from collections.abc import Sequence
 
+from moonmill.types import Rollout, Status
+
 _MANY = 64
 """So many alike are no chance any more, for tasks that are solved now and then."""
 
@@ -14,21 +16,27 @@ class RewardWatch:
 
     def __init__(self) -> None:
         self._value: float | None = None
-        self._count = 0
+        self._count = self._truncated = self._faulty = 0
         self._told = False
 
-    def see(self, rewards: Sequence[float]) -> str | None:
+    def see(self, rollouts: Sequence[Rollout]) -> str | None:
         """What to warn of, once for each value that all rewards have come to; None where there is nothing new."""
+        rewards = [r.reward for r in rollouts if r.reward is not None]
         value = rewards[0] if min(rewards) == max(rewards) else None
         if value is None or value != self._value:
-            self._value, self._count, self._told = value, 0, False
+            self._value, self._told = value, False
+            self._count = self._truncated = self._faulty = 0
         if value is None or self._told:
             return None
-        self._count += len(rewards)
+        self._count += len(rollouts)
+        self._truncated += sum(r.status is Status.TRUNCATED for r in rollouts)
+        self._faulty += sum(bool(r.tool_faults) for r in rollouts)
         if self._count < _MANY:
             return None
         self._told = True
         return (
-            f"every reward of the last {self._count} rollouts is {value:g}, so there is nothing to learn from them: "
-            "see `moonmill inspect --rollouts`; the tasks may be too hard or too easy, or the reward wrong"
+            f"every reward of the last {self._count} rollouts is {value:g}, so there is nothing to learn from them. "
+            f"{self._truncated / self._count:.0%} of them were truncated, {self._faulty / self._count:.0%} had tool "
+            "errors. See `moonmill inspect --rollouts`: a limit may be too low, the tasks too hard or too easy, or the "
+            "reward wrong"
         )

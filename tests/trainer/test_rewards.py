@@ -1,10 +1,15 @@
 """Rewards that are all the same are told once, and again only after they were not."""
 
 from moonmill.trainer.rewards import RewardWatch
+from moonmill.types import Rollout, Status, StopReason, Task, ToolFault
+
+
+def rollout(reward: float, status: Status = Status.FINISHED, *faults: ToolFault) -> Rollout:
+    return Rollout("0", "test-v0", Task("?"), status, StopReason.ANSWERED, reward=reward, tool_faults=faults)
 
 
 def told(watch: RewardWatch, *batches: list[float]) -> list[bool]:
-    return [watch.see(batch) is not None for batch in batches]
+    return [watch.see([rollout(reward) for reward in batch]) is not None for batch in batches]
 
 
 def test_it_is_told_once_there_are_enough_of_them_and_only_once() -> None:
@@ -13,7 +18,7 @@ def test_it_is_told_once_there_are_enough_of_them_and_only_once() -> None:
 
 
 def test_the_value_and_the_number_are_named() -> None:
-    text = RewardWatch().see([0.5] * 70)
+    text = RewardWatch().see([rollout(0.5)] * 70)
     assert text is not None
     assert "every reward of the last 70 rollouts is 0.5" in text
 
@@ -25,3 +30,14 @@ def test_it_is_told_again_after_it_has_changed() -> None:
 
 def test_what_differs_between_batches_is_not_all_the_same() -> None:
     assert told(RewardWatch(), *([[float(i % 2)] * 32 for i in range(8)])) == [False] * 8
+
+
+def test_the_usual_causes_are_told_of_the_rollouts_that_were_alike() -> None:
+    fine, cut = rollout(0.0), rollout(0.0, Status.TRUNCATED)
+    wrong = rollout(0.0, Status.TRUNCATED, ToolFault("fly", "unknown_tool", 3, "no tool fly"))
+    watch = RewardWatch()
+    assert watch.see([rollout(1.0), cut, wrong]) is None
+    assert watch.see([fine] * 32) is None
+    text = watch.see([fine] * 16 + [cut] * 8 + [wrong] * 8)
+    assert text is not None
+    assert "25% of them were truncated, 12% had tool errors" in text
