@@ -109,7 +109,7 @@ class Summary(Struct, frozen=True):
     failed: dict[str, int] = {}
     """Rollouts that failed or were unscored, by reason."""
     tool_faults: tuple[ToolFault, ...] = ()
-    """Exceptions in tools, summed over the run by tool and kind."""
+    """Exceptions and wrong calls in tools, summed over the run by tool and kind; all unknown tools are one."""
     staleness: StalenessSummary = StalenessSummary()
     masked_share_mean: float | None = None
     generation_seconds: float = 0.0

@@ -60,12 +60,12 @@ def summarize(path: Path) -> Summary:
 def _rollouts(run: RunDirectory) -> tuple[int, int, tuple[ToolFault, ...]]:
     """How many have finished, how many of them were truncated, and their tool faults."""
     finished = truncated = 0
-    faults: list[ToolFault] = []
+    faults: dict[tuple[str, str], ToolFault] = {}
     for rollout in read_jsonl(run.rollouts, Rollout):
         finished += 1
         truncated += rollout.status is Status.TRUNCATED
-        faults = list(sum_faults([*faults, *rollout.tool_faults])) if rollout.tool_faults else faults
-    return finished, truncated, tuple(faults)
+        _add_faults(faults, rollout.tool_faults)
+    return finished, truncated, with_unknown_as_one(faults.values())
 
 
 def means(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -80,11 +80,32 @@ def means(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def sum_faults(faults: Iterable[ToolFault]) -> tuple[ToolFault, ...]:
     """One fault for each tool and kind, the most frequent first."""
     total: dict[tuple[str, str], ToolFault] = {}
+    _add_faults(total, faults)
+    return _by_count(total.values())
+
+
+def with_unknown_as_one(summed: Iterable[ToolFault]) -> tuple[ToolFault, ...]:
+    """`summed` with a single fault for all tools that do not exist, whatever names the model made up."""
+    known: list[ToolFault] = []
+    unknown: list[ToolFault] = []
+    for fault in _by_count(summed):
+        (unknown if fault.kind == "unknown_tool" else known).append(fault)
+    if unknown:
+        most = unknown[0]
+        example = f"names: {len(unknown):,}; most often {most.tool!r}: {most.count:,} times"
+        known.append(ToolFault("(unknown)", most.kind, sum(f.count for f in unknown), example))
+    return _by_count(known)
+
+
+def _add_faults(total: dict[tuple[str, str], ToolFault], faults: Iterable[ToolFault]) -> None:
     for fault in faults:
         before = total.get((fault.tool, fault.kind))
         count = fault.count + (before.count if before else 0)
         total[fault.tool, fault.kind] = msgspec.structs.replace(before or fault, count=count)
-    return tuple(sorted(total.values(), key=lambda f: -f.count))
+
+
+def _by_count(faults: Iterable[ToolFault]) -> tuple[ToolFault, ...]:
+    return tuple(sorted(faults, key=lambda f: -f.count))
 
 
 def read_events(run: RunDirectory) -> tuple[str, tuple[EvalResult, ...]]:

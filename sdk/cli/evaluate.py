@@ -58,7 +58,7 @@ def evaluate(
     config = settings(target, model, overrides)
     require_valid(config, FOR_PLAYING)
     from moonmill.trainer.evaluate import evaluate as run  # takes seconds: a bad config is told before
-    from moonmill.trainer.summary import sum_faults
+    from moonmill.trainer.summary import sum_faults, with_unknown_as_one
 
     logs = Path(tempfile.mkdtemp(prefix="moonmill-eval-"))
     with reporting() as reporter:
@@ -75,7 +75,8 @@ def evaluate(
         print_json(results)
     else:
         print_evals(console(), results)
-        print_faults(console(), sum_faults(fault for result in results for fault in result.tool_faults))
+        faults = sum_faults(fault for result in results for fault in result.tool_faults)
+        print_faults(console(), with_unknown_as_one(faults))
 
 
 def settings(target: str, model: Path | None, overrides: tuple[str, ...]) -> "Config":

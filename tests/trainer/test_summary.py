@@ -11,7 +11,7 @@ from moonmill.rundir import RunDirectory
 from moonmill.trainer.ledger import Ledger
 from moonmill.trainer.records import StepRecord
 from moonmill.trainer.summary import summarize
-from moonmill.types import Rollout, Status, StopReason, Task
+from moonmill.types import Rollout, Status, StopReason, Task, ToolFault
 
 FINISHED = Rollout("0", "test-v0", Task("?"), Status.FINISHED, StopReason.ANSWERED, reward=1.0)
 TRUNCATED = msgspec.structs.replace(FINISHED, status=Status.TRUNCATED, stop_reason=StopReason.MAX_TURNS)
@@ -41,3 +41,22 @@ def test_metrics_are_those_of_the_newest_steps(tmp_path: Path) -> None:
     old = [StepRecord(step, step, env_metrics={"calls": 9.0}) for step in range(1, 6)]
     new = [StepRecord(step, step, env_metrics={"calls": 1.0 + step % 2}) for step in range(6, 16)]
     assert summary_of(tmp_path, [], [*old, *new]).metrics == {"calls": 1.5}
+
+
+def test_tools_that_the_model_made_up_are_one_fault(tmp_path: Path) -> None:
+    faults = (
+        ToolFault("calculate", "ZeroDivisionError", 3, "division by zero"),
+        ToolFault("fly", "unknown_tool", 1, "no tool fly"),
+        ToolFault("swim", "unknown_tool", 2, "no tool swim"),
+    )
+    one, other = (msgspec.structs.replace(FINISHED, tool_faults=of) for of in (faults, faults[:2]))
+    assert summary_of(tmp_path, [one, one, other]).tool_faults == (
+        ToolFault("calculate", "ZeroDivisionError", 9, "division by zero"),
+        ToolFault("(unknown)", "unknown_tool", 7, "names: 2; most often 'swim': 4 times"),
+    )
+
+
+def test_one_tool_that_was_made_up_is_named(tmp_path: Path) -> None:
+    fly = msgspec.structs.replace(FINISHED, tool_faults=(ToolFault("fly", "unknown_tool", 2, "no tool fly"),))
+    (fault,) = summary_of(tmp_path, [fly]).tool_faults
+    assert fault.example == "names: 1; most often 'fly': 2 times"
