@@ -100,6 +100,8 @@ class Summary(Struct, frozen=True):
     evals: tuple[EvalResult, ...] = ()
     rollouts_trained: int = 0
     rollouts_finished: int = 0
+    pending: int = 0
+    """Finished, neither trained on nor given up so far: of a stopped run, they wait for `--resume`."""
     truncated: float | None = None
     """Share of the finished rollouts that a limit ended."""
     metrics: dict[str, float] = {}

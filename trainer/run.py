@@ -130,7 +130,7 @@ class _Run:
         prompt = self.renderer.prompt((await tasks.task(0)).messages())
         # What follows half a prompt is uncertain, so that other weights answer it with another number.
         probe = prompt[: max(1, len(prompt) // 2)]
-        self.reporter.phase("starting engine and learner")
+        self.reporter.phase(f"{_whence(recovery)}starting engine and learner")
         engine = EngineHost(config, self.run.logs / "engine.log", self._note, probe, self.run.weights)
         learner = LearnerHost(config, self.run, self.ledger, self._note)
         learner_ready = anyio.Event()
@@ -223,6 +223,16 @@ class _Run:
             else:
                 self.reporter.phase("stopping after this step; once more to stop at once")
                 self.controller.stop()
+
+
+def _whence(recovery: Recovery) -> str:
+    """Where a run goes on; nothing of one that begins."""
+    if not recovery.step and not recovery.pending:
+        return ""
+    return (
+        f"resuming after step {recovery.step}, version {recovery.version}, with {len(recovery.pending)} finished "
+        "rollouts: "
+    )
 
 
 async def _keep_running(learner: LearnerHost, ready: anyio.Event) -> None:

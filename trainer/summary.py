@@ -33,14 +33,16 @@ def summarize(path: Path) -> Summary:
     wall = sum(s.spans.wall for s in done)
     finished, truncated, faults = _rollouts(run)
     status, evals = read_events(run)
+    trained = sum(len(s.consumed) for s in done)
     return Summary(
         run=str(path),
         status=status,
         steps=last.step or 0,
         version=last.version,
         evals=evals,
-        rollouts_trained=sum(len(s.consumed) for s in done),
+        rollouts_trained=trained,
         rollouts_finished=finished,
+        pending=finished - trained - drops.total(),
         truncated=truncated / finished if finished else None,
         metrics=means(s.env_metrics for s in done[-_NEWEST:]),
         dropped={r: n for r, n in drops.items() if r not in failed},

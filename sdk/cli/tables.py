@@ -80,7 +80,7 @@ def changes(evals: Sequence[EvalResult]) -> list[str]:
 
 
 def _facts(s: Summary) -> Iterable[tuple[str, str]]:
-    yield "rollouts", f"{s.rollouts_finished:,} finished, {s.rollouts_trained:,} trained on"
+    yield "rollouts", f"{s.rollouts_finished:,} finished, {s.rollouts_trained:,} trained on, {s.pending:,} pending"
     yield "truncated", share(s.truncated)
     yield "dropped", _counts(s.dropped)
     yield "failed or unscored", _counts(s.failed)

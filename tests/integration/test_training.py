@@ -137,7 +137,12 @@ def test_ctrl_c_stops_once_with_a_checkpoint_and_the_run_resumes(moonmill: Cli, 
     assert "Traceback" not in errors
     reached = len(steps(run))
     assert (run / "checkpoints" / f"step-{reached:06d}").is_dir()
-    assert moonmill("train", config, "--set", "train.steps=30", "--resume").returncode == 0
+    summary = as_json(moonmill("inspect", run, "--json"))
+    assert isinstance(summary, dict)
+    resumed = moonmill("train", config, "--set", "train.steps=30", "--resume")
+    assert resumed.returncode == 0
+    version, pending = summary["version"], summary["pending"]
+    assert f"resuming after step {reached}, version {version}, with {pending} finished rollouts" in resumed.stderr
     assert steps(run)[-1].version == 30
     assert_accounted_for(run)
 

@@ -48,6 +48,7 @@ SUMMARY = Summary(
     ),
     rollouts_trained=8_832,
     rollouts_finished=8_960,
+    pending=115,
     truncated=0.25,
     metrics={"calls": 2.0},
     dropped={"stale": 3, "finished late": 9},
@@ -98,7 +99,7 @@ def test_a_summary_has_every_figure_on_its_line():
     assert "before  1  600  40.0%  36.0% to 44.0%  50.0%  30.0%  0.400  3.2  2.0%  5.0%  1.500  1" in lines
     assert "T = 1: 40.0% before, 75.0% after: +35.0 points" in lines
     assert "T = 0: 60.0% before, 80.0% after: +20.0 points" in lines
-    assert "rollouts  8,960 finished, 8,832 trained on" in lines
+    assert "rollouts  8,960 finished, 8,832 trained on, 115 pending" in lines
     assert "truncated  25.0%" in lines
     assert "metric: calls  2.000 in the last steps" in lines
     assert "dropped  12 (finished late 9, stale 3)" in lines

@@ -8,6 +8,7 @@ import msgspec
 from moonmill.config import Config, EnvConfig, ModelConfig
 from moonmill.reporting import Summary
 from moonmill.rundir import RunDirectory
+from moonmill.trainer.buffer import Drop
 from moonmill.trainer.ledger import Ledger
 from moonmill.trainer.records import StepRecord
 from moonmill.trainer.summary import summarize
@@ -60,3 +61,12 @@ def test_one_tool_that_was_made_up_is_named(tmp_path: Path) -> None:
     fly = msgspec.structs.replace(FINISHED, tool_faults=(ToolFault("fly", "unknown_tool", 2, "no tool fly"),))
     (fault,) = summary_of(tmp_path, [fly]).tool_faults
     assert fault.example == "names: 1; most often 'fly': 2 times"
+
+
+def test_every_finished_rollout_is_trained_on_given_up_or_pending(tmp_path: Path) -> None:
+    steps = [
+        StepRecord(1, 1, consumed=("0", "1", "2"), dropped=(Drop("3", "stale"),)),
+        StepRecord(None, 1, dropped=(Drop("4", "failed: env_error"),)),
+    ]
+    summary = summary_of(tmp_path, [msgspec.structs.replace(FINISHED, id=str(i)) for i in range(7)], steps)
+    assert (summary.rollouts_finished, summary.rollouts_trained, summary.pending) == (7, 3, 2)
