@@ -57,7 +57,8 @@ class EvalResult(Struct, frozen=True):
 
     label: str
     """When: `before`, `step 20`, `after`."""
-    version: int
+    version: int | None
+    """None of a model that is no run's checkpoint."""
     temperature: float
     samples: int
     """Rollouts that were scored."""

@@ -31,6 +31,12 @@ _Listed = dict[str, tuple[int, int]]
 """Length and CRC of each file, by its path in the checkpoint."""
 
 
+class _Counters(msgspec.Struct):
+    """What is read here of `state.json`."""
+
+    version: int
+
+
 def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None]) -> Path:
     """Make the checkpoint of a step and remove old ones.
 
@@ -100,6 +106,14 @@ def damage_of(checkpoint: Path) -> str | None:
         return f"{min(missing)} is missing"
     changed = sorted(name for name in listed if found[name] != listed[name])
     return f"{changed[0]} is not what was written" if changed else None
+
+
+def version_of(model: Path) -> int | None:
+    """The version of a checkpoint's policy; None for a model that is in no checkpoint."""
+    try:
+        return msgspec.json.decode((model.resolve().parent / "state.json").read_bytes(), type=_Counters).version
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def flush(folder: Path) -> None:

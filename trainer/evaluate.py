@@ -28,6 +28,7 @@ from moonmill.registry import make
 from moonmill.reporting import EvalResult, LevelResult, Reporter
 from moonmill.seeding import derive_seed
 from moonmill.signals import run_until_stopped
+from moonmill.trainer.checkpoint import version_of
 from moonmill.trainer.engine_host import EngineHost
 from moonmill.trainer.summary import means, sum_faults
 from moonmill.types import Rollout, Status
@@ -64,6 +65,7 @@ async def _evaluate(
 ) -> tuple[EvalResult, ...]:
     renderer = await anyio.to_thread.run_sync(load_renderer, config.model.path, config.model.renderer)
     factory = partial(make, config.env.id, **config.env.args)
+    version = await anyio.to_thread.run_sync(version_of, Path(config.model.path))
     results = []
 
     def note(kind: str, **data: object) -> None:
@@ -79,7 +81,7 @@ async def _evaluate(
             sampling = msgspec.structs.replace(config.sampling, temperature=temperature)
             agent = PolicyAgent(host.client, renderer, sampling, config.model.max_length)
             rollouts = await play(config, factory, agent, samples)
-            results.append(result_of(rollouts, "eval", 0, temperature, config.eval.success))
+            results.append(result_of(rollouts, "eval", version, temperature, config.eval.success))
             reporter.eval(results[-1])
         group.cancel_scope.cancel()
     return tuple(results)
@@ -106,7 +108,9 @@ async def play(config: Config, factory: EnvFactory, agent: Agent, samples: int) 
     return [r for r in rollouts if r is not None]
 
 
-def result_of(rollouts: Sequence[Rollout], label: str, version: int, temperature: float, success: float) -> EvalResult:
+def result_of(
+    rollouts: Sequence[Rollout], label: str, version: int | None, temperature: float, success: float
+) -> EvalResult:
     """Count successes. Failed and unscored rollouts are no samples: they are reported beside them.
 
     Raises:

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moonmill.config_io import load_config
@@ -230,6 +231,14 @@ def test_evaluations_during_training_are_of_the_version_they_name(moonmill: Cli,
     during = [r for r in results if r["label"].startswith("step")]
     assert during
     assert all(r["label"] == f"step {r['version']}" and r["version"] >= 2 for r in during)
+
+
+def test_an_evaluation_of_a_run_names_its_version(moonmill: Cli, config: Path, tmp_path: Path) -> None:
+    assert moonmill("train", config, "--set", "train.steps=1").returncode == 0
+    result = moonmill("eval", tmp_path / "run", "--samples", 4, "--temperature", 1, "--json")
+    assert result.returncode == 0, result.stderr
+    (evaluation,) = msgspec.json.decode(result.stdout, type=list[EvalResult])
+    assert evaluation.version == 1
 
 
 def test_a_finished_run_says_how_to_go_on(moonmill: Cli, config: Path) -> None:

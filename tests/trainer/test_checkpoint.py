@@ -45,6 +45,14 @@ def test_going_on_from_a_checkpoint_is_bit_exact(
     assert resumed.version == straight.version
 
 
+def test_its_policy_has_a_version_and_another_model_has_none(make_config: MakeConfig, model_path: Path, tmp_path: Path):
+    learner = Learner(make_config(critic=CriticConfig(lr=1e-2, warmup_steps=1)))
+    for seed in range(3):
+        learner.step(sampled(model_path, seed))
+    assert checkpoint.version_of(learner.checkpoint(tmp_path) / "policy") == 2
+    assert checkpoint.version_of(model_path) is None
+
+
 def test_a_learner_that_has_moved_on_goes_back_exactly(make_config: MakeConfig, model_path: Path, tmp_path: Path):
     learner = Learner(make_config())
     learner.step(sampled(model_path, 0))
