@@ -10,10 +10,12 @@ from moonmill.cli.results import Command, results
 from moonmill.errors import MoonmillError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from moonmill.trainer.records import StepRecord
 
 _PANELS = {
-    "reward (mean of 5 steps)": "reward",
+    "reward": "reward",
     "entropy (nats per token)": "entropy",
     "explained variance": "explained_variance",
     "masked share": "masked_share",
@@ -50,20 +52,34 @@ def plot(runs: tuple[Path, ...], out: Path) -> None:
     from moonmill.rundir import RunDirectory
     from moonmill.trainer.records import StepRecord
 
-    figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.5), layout="constrained")
-    for run in runs:
-        records = [r for r in read_jsonl(RunDirectory.open(run).steps, StepRecord) if r.step is not None]
-        for (title, name), axis in zip(_PANELS.items(), axes.flat, strict=True):
-            points = [(r.step, value) for r in records if (value := _value(r, name)) is not None]
-            axis.plot([step for step, _ in points], _smooth([value for _, value in points]), label=run.name)
-            axis.set(title=title, xlabel="learner step")
-            axis.grid(alpha=0.3)
+    logs = [[r for r in read_jsonl(RunDirectory.open(run).steps, StepRecord) if r.step is not None] for run in runs]
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.5), layout="constrained", sharex=True)
+    figure.suptitle(f"each point is the mean of the last {_SMOOTH} steps")
+    for (title, name), axis in zip(_PANELS.items(), axes.flat, strict=True):
+        for i, records in enumerate(logs):
+            _draw(axis, records, name, label=runs[i].name, color=f"C{i % 10}")
+        if all(_value(r, name) is None for records in logs for r in records):
+            axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center")
+            axis.set_yticks([])
+        elif name.endswith("_share"):
+            axis.set_ylim(bottom=0)
+        axis.set(title=title, xlabel="learner step")
+        axis.xaxis.set_tick_params(labelbottom=True)
+        axis.grid(alpha=0.3)
     axes.flat[0].legend()
     try:
         figure.savefig(out, dpi=110)
     except (OSError, ValueError) as e:
         raise MoonmillError(f"cannot write {out}: {e}") from e
     click.echo(str(out), file=results())
+
+
+def _draw(axis: "Axes", records: Sequence["StepRecord"], name: str, *, label: str, color: str) -> None:
+    """One figure of one run. A step before the first version trained the critic alone."""
+    points = [(r.step, value) for r in records if (value := _value(r, name)) is not None]
+    axis.plot([step for step, _ in points], _smooth([value for _, value in points]), label=label, color=color)
+    if warm_up := sum(r.version == 0 for r in records):
+        axis.axvline(warm_up + 0.5, color=color, linestyle=":", label=f"{label}: end of the critic's warm-up")
 
 
 def _value(record: "StepRecord", name: str) -> float | None:
