@@ -91,7 +91,7 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
     yield "masked tokens", share(s.masked_share_mean, 2)
     parts = f"generation {seconds(s.generation_seconds)}, learning {seconds(s.learning_seconds)}"
     yield "time", f"{seconds(s.wall_seconds)}; {parts}"
-    yield "overlap", f"{share(s.overlap)} of the learning time, generation ran as well"
+    yield "overlap", NONE if s.overlap is None else f"generation ran during {share(s.overlap)} of the learning time"
     yield "trained tokens/s", number(s.tokens_per_second, 0)
     for cause, waited in s.waits.items():
         yield f"wait: {cause}", seconds(waited)

@@ -107,7 +107,7 @@ def test_a_summary_has_every_figure_on_its_line():
     assert "staleness  mean 1.25, 95% at most 3, maximum 4" in lines
     assert "masked tokens  0.41%" in lines
     assert "time  4 min 05 s; generation 3 min 20 s, learning 3 min 00 s" in lines
-    assert "overlap  94.0% of the learning time, generation ran as well" in lines
+    assert "overlap  generation ran during 94.0% of the learning time" in lines
     assert "trained tokens/s  12,346" in lines
     assert "wait: learner waits for rollouts  33.0 s" in lines
     assert any(
