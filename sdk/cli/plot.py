@@ -66,7 +66,7 @@ def plot(runs: tuple[Path, ...], out: Path) -> None:
         axis.set(title=title, xlabel="learner step")
         axis.xaxis.set_tick_params(labelbottom=True)
         axis.grid(alpha=0.3)
-    axes.flat[0].legend()
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     try:
         figure.savefig(out, dpi=110)
     except (OSError, ValueError) as e:
@@ -76,7 +76,7 @@ def plot(runs: tuple[Path, ...], out: Path) -> None:
 
 def _draw(axis: "Axes", records: Sequence["StepRecord"], name: str, *, label: str, color: str) -> None:
     """One figure of one run. A step before the first version trained the critic alone."""
-    points = [(r.step, value) for r in records if (value := _value(r, name)) is not None]
+    points = [(r.step or 0, value) for r in records if (value := _value(r, name)) is not None]
     axis.plot([step for step, _ in points], _smooth([value for _, value in points]), label=label, color=color)
     if warm_up := sum(r.version == 0 for r in records):
         axis.axvline(warm_up + 0.5, color=color, linestyle=":", label=f"{label}: end of the critic's warm-up")
