@@ -128,10 +128,12 @@ class ServerProcess:
         with self.log_path.open("ab") as log:
             begin = log.tell()
             try:
-                # A session of its own: Ctrl-C at our terminal is ours to act on.
-                self._process = await anyio.open_process(
-                    self._argv, stdin=subprocess.PIPE, stderr=log, env=self._env, start_new_session=True
-                )
+                # Shielded: cancelled half-way, it would leave behind a process that nobody knows of. It takes no time.
+                with anyio.CancelScope(shield=True):
+                    # A session of its own: Ctrl-C at our terminal is ours to act on.
+                    self._process = await anyio.open_process(
+                        self._argv, stdin=subprocess.PIPE, stderr=log, env=self._env, start_new_session=True
+                    )
             except OSError as e:
                 raise WorkerDiedError(f"the {self.name} cannot be started: {self._argv[0]}: {e.strerror}") from e
             try:

@@ -80,7 +80,6 @@ SAID = {
     "Timings.scoring": "Seconds in rewards and metrics.",
     "ToolFault.tool": "The tool's name.",
     "ToolFault.count": "How often.",
-    "EvalResult.version": "The version that was evaluated.",
     "EvalResult.temperature": "0 is greedy.",
     "EvalResult.success": "Share of the samples whose reward is at least `eval.success`.",
     "EvalResult.mean_reward": "Mean over the samples.",

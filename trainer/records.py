@@ -14,7 +14,7 @@ from moonmill.trainer.meter import Spans
 
 
 class StepRecord(Struct, frozen=True, omit_defaults=True):
-    """One committed learner step; the last line of a finished run has no step and only drops."""
+    """One committed learner step; a line without a step has only drops, those at the end of a run."""
 
     step: int | None
     version: int
