@@ -6,15 +6,13 @@ when the usage or a config was wrong.
 """
 
 from moonmill.cli.app import cli
-from moonmill.cli.results import leave_stdout
+from moonmill.cli.results import own_stdout
 
 
 def main() -> None:
     """Entry point of the `moonmill` script."""
-    try:
+    with own_stdout():
         cli.main(prog_name="moonmill")
-    finally:
-        leave_stdout()
 
 
 __all__ = ["cli", "main"]

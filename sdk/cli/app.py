@@ -1,6 +1,5 @@
 """The root command, and what becomes of every error that a command lets through."""
 
-import sys
 from importlib import import_module
 from typing import Any
 
@@ -8,7 +7,6 @@ import click
 
 from moonmill import __version__
 from moonmill.cli.failures import explain
-from moonmill.cli.results import is_abandoned
 from moonmill.signals import ignore, interruptible
 
 
@@ -48,8 +46,6 @@ class RootGroup(LazyGroup):
                 if isinstance(e, SystemExit | GeneratorExit):
                     raise
                 ignore()
-                if isinstance(e, BrokenPipeError) and is_abandoned(sys.stdout):
-                    ctx.exit(1)
                 text, code = explain(e)
                 click.echo(text, err=True)
                 ctx.exit(code)

@@ -1,19 +1,26 @@
 """Results keep stdout to themselves: whatever else is printed while a command runs goes to stderr.
 
-An author's code, what it calls and the programs it starts may print as they like, and `--json` can still be read.
+An author's code, what it calls and the programs it starts may print as they like, and `--json` can still be read. What
+stdout cannot take ends the command: in no words where its reader has left, as `| head` does.
 """
 
 import io
 import os
-import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 import click
 
 _results: TextIO | None = None
+
+
+class StdoutError(click.ClickException):
+    """Stdout does not take what is written to it: its disk is full."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"error: cannot write to stdout: {self.message}", file=file, err=True)
 
 
 class Command(click.Command):
@@ -29,26 +36,18 @@ def results() -> TextIO:
     return _results or sys.stdout
 
 
-def leave_stdout() -> None:
-    """Nothing more goes to stdout until the process ends: threads a tool has left behind may print to the last."""
-    stdout, sys.stdout = sys.__stdout__, sys.stderr
-    if stdout is not None:
-        try:
-            stdout.flush()
-        except BrokenPipeError:  # nobody wants what is left: closing loses it, which the interpreter's end would not
-            with suppress(BrokenPipeError):
-                stdout.close()
-    _lead_to_stderr()
-
-
-def is_abandoned(stream: TextIO) -> bool:
-    """Whether whoever read `stream` has gone, as `| head` does. Of interest after a `BrokenPipeError`: whose was it?"""
+@contextmanager
+def own_stdout() -> Iterator[None]:
+    """Stdout for a whole process. Nothing goes there afterwards: threads a tool has left behind print to the last."""
+    stdout = sys.stdout = sys.stdout and _stream_to(1)
     try:
-        poll = select.poll()
-        poll.register(stream.fileno(), 0)  # asks for nothing, and is told of a broken pipe all the same
-    except (AttributeError, io.UnsupportedOperation):
-        return False
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+        yield
+    finally:
+        sys.stdout = sys.stderr
+        if stdout is not None:
+            with suppress(StdoutError, click.exceptions.Exit):  # told already: this is what could not be written
+                stdout.close()
+        _lead_to_stderr()
 
 
 @contextmanager
@@ -60,10 +59,6 @@ def _alone_on_stdout() -> Iterator[None]:
         try:
             yield
             _results.flush()
-        except BrokenPipeError as e:
-            if is_abandoned(_results):
-                raise click.exceptions.Exit(1) from e
-            raise
         finally:
             sys.stdout, _results = before
 
@@ -79,14 +74,32 @@ def _real_stdout() -> Iterator[TextIO]:
         yield stdout
     else:
         stdout.flush()
-        stream = open(os.dup(1), "w", encoding=stdout.encoding, errors=stdout.errors)  # noqa: SIM115 - closed below
+        stream = _stream_to(os.dup(1))
         _lead_to_stderr()
         try:
             yield stream
         finally:
             os.dup2(stream.fileno(), 1)
-            with suppress(BrokenPipeError):
+            with suppress(StdoutError, click.exceptions.Exit):
                 stream.close()
+
+
+class _Stdout(io.FileIO):
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError as e:
+            raise click.exceptions.Exit(1) from e
+        except OSError as e:
+            raise StdoutError(e.strerror or str(e)) from e
+
+
+def _stream_to(fd: int) -> TextIO:
+    """A stream in stdout's encoding. Closing it leaves file descriptor 1 open."""
+    raw = _Stdout(fd, "w", closefd=fd != 1)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), sys.stdout.encoding, errors=sys.stdout.errors, line_buffering=raw.isatty()
+    )
 
 
 def _lead_to_stderr() -> None:

@@ -112,6 +112,22 @@ def test_a_reader_that_leaves_is_no_error(arguments: str, unbuffered: str) -> No
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["--help", "--version", "envs show calculator-v0 --json", "envs list"])
+def test_a_full_disk_is_told_in_one_line(arguments: str, unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "moonmill", *arguments.split()],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "error: cannot write to stdout: No space left on device\n")
+
+
 def test_every_command_that_may_run_an_authors_code_guards_its_results() -> None:
     import click
 
