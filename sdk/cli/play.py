@@ -13,6 +13,7 @@ import click
 
 from moonmill.cli.options import json_option
 from moonmill.cli.results import Command
+from moonmill.errors import MoonmillError
 from moonmill.types import StopReason
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
     factory = partial(make, env_id)
     out = console(sys.stderr if as_json else None)
     task = Taskset(factory, split, seed).task(index)
+    lines = Lines("> " if out.is_terminal else "")
     for line in (*introduction(task, factory().tool_specs), HINT):
         out.print(line, style="dim")
     shown: list[Message] = []
@@ -67,7 +69,7 @@ def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
         shown.append(message)
         print_message(out, message)
 
-    with contextlib.closing(Lines("> " if out.is_terminal else "")) as lines:
+    with contextlib.closing(lines):
         agent = HumanAgent(lines.ask, show, partial(out.print, style="dim"))
         runner = EpisodeRunner(env_id, factory, agent)
         rollout = run_until_stopped(
@@ -97,9 +99,14 @@ class Lines:
 
     Args:
         prompt: shown before each line.
+
+    Raises:
+        MoonmillError: there is no stdin.
     """
 
     def __init__(self, prompt: str) -> None:
+        if sys.stdin is None:
+            raise MoonmillError("your lines cannot be read: stdin is closed; leave it open, or lead a file into it")
         self._prompt = prompt
         self._fd = sys.stdin.fileno()
         self._read = b""

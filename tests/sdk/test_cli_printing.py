@@ -101,6 +101,13 @@ def test_a_closed_stream_is_no_error(closing: str, noisy: str) -> None:
     assert "Error" not in done.stderr
 
 
+def test_playing_needs_an_open_stdin() -> None:
+    script = f"{sys.executable} -m moonmill envs play calculator-v0 <&-"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    said = "error: your lines cannot be read: stdin is closed; leave it open, or lead a file into it\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", ["envs show calculator-v0 --json", "envs show --help", "envs list"])
 def test_a_reader_that_leaves_is_no_error(arguments: str, unbuffered: str) -> None:
