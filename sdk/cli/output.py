@@ -41,5 +41,6 @@ def table(out: Console, *columns: str, numbers: bool = False) -> Table:
 
 
 def print_json(value: Any) -> None:
-    """`value`, which msgspec can encode, as indented JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode(), file=results())
+    """`value`, which msgspec can encode, as indented JSON; in UTF-8, whatever the terminal's encoding is."""
+    out, text = results(), msgspec.json.format(msgspec.json.encode(value), indent=2)
+    click.echo(text if hasattr(out, "buffer") else text.decode(), file=out)  # a notebook's stream takes text alone

@@ -95,10 +95,10 @@ class _Stdout(io.FileIO):
 
 
 def _stream_to(fd: int) -> TextIO:
-    """A stream in stdout's encoding. Closing it leaves file descriptor 1 open."""
+    """A stream in stdout's encoding that can write every text. Closing it leaves file descriptor 1 open."""
     raw = _Stdout(fd, "w", closefd=fd != 1)
     return io.TextIOWrapper(
-        io.BufferedWriter(raw), sys.stdout.encoding, errors=sys.stdout.errors, line_buffering=raw.isatty()
+        io.BufferedWriter(raw), sys.stdout.encoding, errors="backslashreplace", line_buffering=raw.isatty()
     )
 
 

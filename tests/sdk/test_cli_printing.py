@@ -1,11 +1,13 @@
 """Author's code prints as it likes: results stay readable, and so does the live display."""
 
+import io
 import json
 import os
 import pty
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,40 @@ def test_a_full_disk_is_told_in_one_line(arguments: str, unbuffered: str) -> Non
             check=False,
         )
     assert (done.returncode, done.stderr) == (1, "error: cannot write to stdout: No space left on device\n")
+
+
+ACCENTED = """
+from moonmill import MultiTurnEnv, Task
+
+class Accented(MultiTurnEnv):
+    def tasks(self, split):
+        yield Task("¿Qué?")
+"""
+
+
+@pytest.mark.parametrize("encoding", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii:strict"}])
+def test_a_terminal_that_knows_only_ascii_is_no_error_and_json_is_utf_8(
+    encoding: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "accented.py").write_text(ACCENTED)
+    command = [sys.executable, "-m", "moonmill", "envs", "play", f"{tmp_path / 'accented.py'}:Accented"]
+    environment = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", **encoding}
+
+    def played(*options: str) -> "subprocess.CompletedProcess[bytes]":
+        return subprocess.run(
+            [*command, *options], input="hé".encode(), env=environment, capture_output=True, timeout=60, check=True
+        )
+
+    assert rb"user: \xbfQu\xe9?" in played().stdout
+    as_json = played("--json")
+    assert rb"user: \xbfQu\xe9?" in as_json.stderr
+    assert [m["content"] for m in json.loads(as_json.stdout.decode("utf-8"))["messages"]] == ["¿Qué?", "hé"]
+
+
+def test_json_goes_also_to_a_stream_of_text() -> None:
+    with redirect_stdout(io.StringIO()) as out:
+        cli.main(["envs", "show", "calculator-v0", "--json"], standalone_mode=False)
+    assert json.loads(out.getvalue())["id"] == "calculator-v0"
 
 
 def test_every_command_that_may_run_an_authors_code_guards_its_results() -> None:
