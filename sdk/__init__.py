@@ -1,31 +1,30 @@
 """Moonmill: multi-turn environments with tools for language-model agents, and a fully asynchronous trainer.
 
-Importing this package is quick: what stands in other packages of ours is imported when it is first asked for.
+Importing this package is quick: each name is imported when it is first asked for.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from moonmill.errors import ConfigError, MoonmillError
-from moonmill.registry import list_envs, make, register
-from moonmill.types import (
-    Action,
-    Completion,
-    Message,
-    Observation,
-    Rollout,
-    Sampling,
-    Segment,
-    Status,
-    StopReason,
-    Task,
-    Timings,
-    ToolCall,
-    ToolFault,
-)
-
 if TYPE_CHECKING:
     from moonmill.envs import MultiTurnEnv, Taskset, metric, reward, stop, tool
+    from moonmill.errors import ConfigError, MoonmillError
+    from moonmill.registry import list_envs, make, register
+    from moonmill.types import (
+        Action,
+        Completion,
+        Message,
+        Observation,
+        Rollout,
+        Sampling,
+        Segment,
+        Status,
+        StopReason,
+        Task,
+        Timings,
+        ToolCall,
+        ToolFault,
+    )
 
 __version__ = "0.1.0"
 
@@ -56,10 +55,10 @@ __all__ = [
     "tool",
 ]
 
-_FROM_ENVS = frozenset({"MultiTurnEnv", "Taskset", "metric", "reward", "stop", "tool"})
+_HOMES = ("moonmill.errors", "moonmill.types", "moonmill.registry", "moonmill.envs")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FROM_ENVS:
-        return getattr(import_module("moonmill.envs"), name)
+    if name in __all__:
+        return next(getattr(home, name) for home in map(import_module, _HOMES) if hasattr(home, name))
     raise AttributeError(f"module 'moonmill' has no attribute {name!r}")

@@ -1,13 +1,14 @@
-"""Ctrl-C and SIGTERM, from a command's first moment to the end of the process.
+"""Ctrl-C and SIGTERM, from the first line of ours to the end of the process.
 
 A second press often comes while the process is already ending. It must not kill it there: the exit code and what is on
 the terminal are those of the first.
 """
 
 import atexit
+import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 if TYPE_CHECKING:
@@ -24,6 +25,15 @@ class StopAsked(KeyboardInterrupt):
     A class of its own: where a bare `KeyboardInterrupt` has passed through an `exec`, as imports use it, Python ends
     the process by the signal although it was caught.
     """
+
+
+def end_when_asked() -> None:
+    """From now on either signal ends the process at once: while there is nothing to close, as in the first imports.
+
+    An exception that is raised inside an import can be lost there.
+    """
+    for number in STOPPING:
+        signal.signal(number, _end)
 
 
 @contextmanager
@@ -68,6 +78,12 @@ def ignore() -> None:
 async def _cancel_when_asked(signals: AsyncIterator[signal.Signals], scope: "CancelScope") -> None:
     async for _ in signals:
         scope.cancel()
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    with suppress(OSError):  # stderr is closed
+        os.write(2, b"stopped\n")
+    os._exit(1)
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

@@ -5,14 +5,17 @@ it runs. Progress goes to stderr, results to stdout. It ends with 0 when done, 1
 when the usage or a config was wrong.
 """
 
-from moonmill.cli.app import cli
-from moonmill.cli.results import own_stdout
+from moonmill.signals import end_when_asked, ignore
 
 
 def main() -> None:
     """Entry point of the `moonmill` script."""
+    end_when_asked()
+    from moonmill.cli.app import cli  # not before: a signal may come while it is imported
+    from moonmill.cli.results import own_stdout
+
     with own_stdout():
-        cli.main(prog_name="moonmill")
-
-
-__all__ = ["cli", "main"]
+        try:
+            cli.main(prog_name="moonmill")
+        finally:
+            ignore()

@@ -19,8 +19,7 @@ from click.testing import CliRunner
 
 import moonmill
 from moonmill.agents.human import HINT
-from moonmill.cli import cli
-from moonmill.cli.app import RootGroup
+from moonmill.cli.app import RootGroup, cli
 from moonmill.cli.failures import explain
 from moonmill.config import Config, EnvConfig, ModelConfig
 from moonmill.config_io import dump_config
@@ -96,7 +95,7 @@ def test_every_option_explains_itself():
 
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys\nfrom moonmill.cli import cli\n"
+        "import sys\nfrom moonmill.cli.app import cli\n"
         "try: cli.main(['--help'])\nexcept SystemExit: pass\n"
         "print([m for m in ('torch', 'transformers', 'rich', 'yaml', 'httpx', 'anyio') if m in sys.modules])"
     )
@@ -190,7 +189,7 @@ def test_what_is_wrong_is_told_before_anything_heavy_is_imported(command, overri
     (tmp_path / "old" / "config.yaml").touch()
     (tmp_path / "old" / "rollouts.jsonl").write_text("{}\n")
     code = (
-        "import sys\nfrom moonmill.cli import cli\n"
+        "import sys\nfrom moonmill.cli.app import cli\n"
         f"try: cli.main({[command, str(config), '--set', override]!r})\nexcept SystemExit as e: print(e.code)\n"
         "print([m for m in ('torch', 'transformers', 'renderers', 'numpy') if m in sys.modules])"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moonmill.cli import cli
+from moonmill.cli.app import cli
 from moonmill.cli.results import Command, results
 
 NOISY = """
@@ -84,7 +84,7 @@ def test_what_an_environment_prints_in_an_episode_goes_to_stderr(noisy: str) -> 
 
 def test_stdout_is_given_back_also_after_an_error(noisy: str) -> None:
     code = (
-        "import os\nfrom moonmill.cli import cli\n"
+        "import os\nfrom moonmill.cli.app import cli\n"
         f"for args in (['envs', 'show', {noisy!r}, '--json'], ['envs', 'show', 'nothing-v0']):\n"
         "    cli.main(args, standalone_mode=False)\n"
         "print('ours', flush=True)\nos.system('echo ours too')"

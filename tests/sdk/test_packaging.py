@@ -61,6 +61,12 @@ def test_importing_moonmill_brings_in_nothing_heavy():
     assert set(HEAVY) & set(_modules("import moonmill")) == set()
 
 
+def test_the_entry_point_is_there_before_anything_of_ours_but_the_signals() -> None:
+    ours = {name for name in _modules("import moonmill.cli") if name.startswith("moonmill")}
+    assert ours == {"moonmill", "moonmill.cli", "moonmill.signals"}
+    assert {"click", "msgspec"}.isdisjoint(_modules("import moonmill.cli"))
+
+
 @pytest.mark.parametrize("heavy", ["torch", "transformers", "renderers", "httpx"])
 def test_writing_an_environment_brings_in_nothing_heavy(heavy):
     assert heavy not in _modules("import moonmill.envs; from moonmill import MultiTurnEnv, tool, reward, metric, stop")

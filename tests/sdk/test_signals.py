@@ -1,8 +1,10 @@
 """Ctrl-C and SIGTERM while a run begins and while the process ends, in processes of their own."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,35 @@ def run(script: str, number: int) -> "subprocess.CompletedProcess[str]":
 
 
 both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+BEGINNING = """
+import os, signal, sys
+
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["DURING"]:
+            os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+
+sys.meta_path.insert(0, Press())
+"""
+
+
+@both
+@pytest.mark.parametrize("during", ["click", "msgspec", "moonmill.cli.app", "moonmill.cli.envs"])
+def test_one_that_comes_while_the_command_line_is_imported_ends_it_in_a_word(
+    number: int, during: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BEGINNING)
+    ended = subprocess.run(
+        [sys.executable, "-m", "moonmill", "envs", "list"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "DURING": during, "SIGNAL": str(int(number))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "stopped\n")
 
 
 @both
