@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from moonmill.agents.agent import Agent, Session
-from moonmill.blame import place_of
+from moonmill.blame import place_of, text_of
 from moonmill.envs import EnvHost, MultiTurnEnv
 from moonmill.errors import ContextFullError, EngineError, MoonmillError, PromptTooLongError, RewardError
 from moonmill.types import Message, Rollout, Segment, Status, StopReason, Task, Timings, ToolFault
@@ -63,7 +63,7 @@ class EpisodeRunner:
             episode.fail(e)
             failed = episode.rollout(self.env_id, task, id, seed, index, group)
             # What has its reward keeps it: only `close` can have raised.
-            rollout = msgspec.structs.replace(rollout, error=str(e)) if rollout and scoring else failed
+            rollout = msgspec.structs.replace(rollout, error=text_of(e)) if rollout and scoring else failed
         timings = Timings(started_at, time.monotonic() - start, episode.generation, episode.environment, scoring)
         return msgspec.structs.replace(rollout, timings=timings)
 
@@ -139,7 +139,7 @@ class _Episode:
         except (MoonmillError, EOFError):
             raise
         except Exception as e:
-            raise EngineError(f"the agent raised {type(e).__name__}: {e} ({place_of(e)})") from e
+            raise EngineError(f"the agent raised {type(e).__name__}: {text_of(e)} ({place_of(e)})") from e
         finally:
             self.generation += time.monotonic() - start
         self.asking = False
@@ -160,7 +160,7 @@ class _Episode:
     def fail(self, error: Exception) -> None:
         """Mark the episode as failed, for the reason that the error's type and the moment tell."""
         self.status = Status.FAILED
-        self.error = str(error)
+        self.error = text_of(error)
         if isinstance(error, PromptTooLongError):
             self.stop_reason = StopReason.PROMPT_TOO_LONG
         elif isinstance(error, RewardError):

@@ -96,5 +96,5 @@ def _bind(env: "MultiTurnEnv", call: ToolCall) -> tuple[Callable[..., Any], dict
 
 def _as_text(result: Any) -> str:
     if isinstance(result, str):
-        return result
+        return str.__str__(result)  # of a class of its own it may fail at anything
     return "" if result is None else msgspec.json.encode(result, enc_hook=str).decode()

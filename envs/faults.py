@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from moonmill.blame import is_interruption, own_error, place_of
+from moonmill.blame import is_interruption, own_error, place_of, text_of
 from moonmill.envs.returned import encodable, shortened
 from moonmill.envs.tools import ToolArgumentsError, UnknownToolError
 from moonmill.types import Message, ToolCall, ToolFault
@@ -47,12 +47,11 @@ class FaultLog:
         answer = Answer(call)
         try:
             yield answer
-        except UnknownToolError as e:
-            answer.content = str(e)
-            self._count(call.name, "unknown_tool", str(e))
         except ToolArgumentsError as e:
-            answer.content = str(e)
-            self._count(call.name, "invalid_arguments", str(e))
+            answer.content = text_of(e)
+            self._count(
+                call.name, "unknown_tool" if isinstance(e, UnknownToolError) else "invalid_arguments", answer.content
+            )
         except BaseException as e:
             ours = own_error(e)
             if ours is e or is_interruption(e):
@@ -60,8 +59,9 @@ class FaultLog:
             if ours is not None:
                 raise ours from e
             kind = type(e).__name__
-            answer.content = f"error: {kind}: {e}"
-            self._count(call.name, kind, encodable(f"{e!s:.{_EXAMPLE_LENGTH}} ({place_of(e)})"))
+            text = text_of(e)
+            answer.content = f"error: {kind}: {text}"
+            self._count(call.name, kind, encodable(f"{text:.{_EXAMPLE_LENGTH}} ({place_of(e)})"))
 
     def _count(self, tool: str, kind: str, example: str) -> None:
         before = self._faults.get((tool, kind))

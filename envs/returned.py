@@ -53,8 +53,8 @@ def as_observation(where: str, observation: Any) -> tuple[Message, ...]:
 
 
 def encodable(text: str) -> str:
-    """`text` with what UTF-8 cannot say replaced: undecodable file names carry it, and no log takes it."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    """`text` as a `str` that UTF-8 can say: undecodable file names are none, and no log takes them."""
+    return str.__str__(text) if str.isascii(text) else str.encode(text, "utf-8", "replace").decode()
 
 
 def shortened(text: str, limit: int | None) -> str:

@@ -33,6 +33,17 @@ def _place(stack: Sequence[tuple[FrameType, int]], deeper: str) -> str:
     return line if line == deepest or _is_ours(frames[-1][0]) else f"{line}, {deeper} {deepest}"
 
 
+def text_of(error: BaseException) -> str:
+    """What `error` says, in UTF-8 and as a plain `str`: an author's class may fail at that."""
+    try:
+        text = str.__str__(str(error))
+    except BaseException as e:
+        if is_interruption(e):
+            raise
+        return "(its text cannot be had)"
+    return text.encode("utf-8", "replace").decode()
+
+
 def own_error(error: BaseException) -> MoonmillError | None:
     """The error of ours that `error` is, or that it holds if it is a group."""
     if isinstance(error, MoonmillError):
@@ -83,7 +94,7 @@ def blaming(env: str, where: str) -> Iterator[None]:
             raise
         if ours is not None:
             raise ours from e
-        raise EnvCodeError(f"{env}: {where} raised {type(e).__name__}: {e} ({place_of(e)})") from e
+        raise EnvCodeError(f"{env}: {where} raised {type(e).__name__}: {text_of(e)} ({place_of(e)})") from e
 
 
 def _is_ours(frame: FrameType) -> bool:

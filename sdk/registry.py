@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from moonmill.blame import blaming, place_of
+from moonmill.blame import blaming, place_of, text_of
 from moonmill.errors import ConfigError, EnvCodeError, RegistryError, ToolDefinitionError
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _importing(what: str) -> Iterator[None]:
         place = place_of(e)
         # Where the module itself is not there, nobody's line is to blame.
         where = "" if says_where or place.startswith("<frozen") else f" ({place})"
-        raise RegistryError(f"{what} cannot be imported: {type(e).__name__}: {e}{where}") from e
+        raise RegistryError(f"{what} cannot be imported: {type(e).__name__}: {text_of(e)}{where}") from e
 
 
 def _name(entry_point: str | Callable[..., Any]) -> str:
@@ -247,5 +247,5 @@ def _load_plugins() -> dict[str, str]:
             if callable(loaded):
                 loaded()
         except (Exception, SystemExit) as e:
-            broken[point.name] = f"{type(e).__name__}: {e} ({place_of(e)})"
+            broken[point.name] = f"{type(e).__name__}: {text_of(e)} ({place_of(e)})"
     return broken

@@ -4,6 +4,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 
+from moonmill.blame import text_of
 from moonmill.errors import MoonmillError
 
 _TRAIN_EXTRA = frozenset({"peft", "renderers", "safetensors", "starlette", "torch", "transformers", "uvicorn"})
@@ -14,7 +15,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     leaves = list(_leaves(error))
     ours = [e for e in leaves if isinstance(e, MoonmillError)]
     if ours and len(ours) == len(leaves):
-        return "\n".join(dict.fromkeys(f"error: {e}" for e in ours)), max(e.exit_code for e in ours)
+        return "\n".join(dict.fromkeys(f"error: {text_of(e)}" for e in ours)), max(e.exit_code for e in ours)
     if any(isinstance(e, KeyboardInterrupt | EOFError) for e in leaves):
         return "stopped", 1
     for leaf in leaves:
@@ -32,7 +33,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _internal(error: BaseException, leaf: BaseException) -> str:
-    said = " ".join(str(leaf).split())
+    said = " ".join(text_of(leaf).split())
     what = f"internal error: {type(leaf).__name__}{f': {said}' if said else ''} (this is a bug in moonmill; "
     text = "".join(traceback.format_exception(error))
     try:

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
 import pytest
 
-from moonmill import Message, MultiTurnEnv, Rollout, Status, Task, Taskset, ToolCall, tool
+from moonmill import Message, MultiTurnEnv, Rollout, Status, Task, Taskset, ToolCall, reward, tool
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.agents.scripted import ScriptedAgent
 from moonmill.errors import EnvCodeError
@@ -17,6 +19,29 @@ from moonmill.jsonl import JsonlWriter, read_jsonl
 
 class Oops(BaseException):
     """Not even an Exception."""
+
+
+class MuteError(Exception):
+    """Fails at saying what it is."""
+
+    def __str__(self) -> str:
+        raise self
+
+
+class Trap(str):
+    """A text that raises at whatever is done to it."""
+
+    def __len__(self) -> int:
+        raise RuntimeError("touched")
+
+    isascii = encode = __str__ = __format__ = __getitem__ = __len__  # type: ignore[assignment]
+
+
+class TrapError(Exception):
+    """Says a trap."""
+
+    def __str__(self) -> str:
+        return Trap("boom")
 
 
 class Hostile(MultiTurnEnv):
@@ -51,6 +76,21 @@ class Hostile(MultiTurnEnv):
         """The same, as an error."""
         raise ValueError("\udcff")
 
+    @tool
+    def raises_mute(self) -> str:
+        """Raise what has no text."""
+        raise MuteError
+
+    @tool
+    async def raises_trap(self) -> str:
+        """Raise what has a text of its own."""
+        raise TrapError
+
+    @tool
+    def says_trap(self) -> str:
+        """Give a text of one's own."""
+        return Trap("spoken")
+
 
 def play(*tools: str) -> list[Rollout]:
     """One episode for each tool, all at once: it calls the tool, then answers."""
@@ -73,7 +113,13 @@ def play(*tools: str) -> list[Rollout]:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("cancels_itself", "CancelledError"), ("raises_cancelled", "CancelledError"), ("raises_base", "Oops")],
+    [
+        ("cancels_itself", "CancelledError"),
+        ("raises_cancelled", "CancelledError"),
+        ("raises_base", "Oops"),
+        ("raises_mute", "MuteError"),
+        ("raises_trap", "TrapError"),
+    ],
 )
 def test_what_a_tool_raises_is_told_to_the_model_whatever_it_is(name: str, kind: str) -> None:
     [rollout] = play(name)
@@ -87,13 +133,46 @@ def test_neighbours_of_a_tool_that_cancels_go_on() -> None:
     assert [r.status for r in rollouts] == [Status.FINISHED] * 6
 
 
-@pytest.mark.parametrize("name", ["says_surrogate", "raises_surrogate"])
+@pytest.mark.parametrize("name", ["says_surrogate", "raises_surrogate", "raises_mute", "raises_trap", "says_trap"])
 def test_text_that_no_log_can_hold_is_made_one_it_can(name: str, tmp_path: Path) -> None:
     [rollout] = play(name)
     log = JsonlWriter(tmp_path / "log.jsonl")
     log.append(rollout)
     log.close()
     assert list(read_jsonl(tmp_path / "log.jsonl", Rollout)) == [rollout]
+
+
+def test_what_an_error_says_is_told_if_it_can_be_had() -> None:
+    [mute], [trap], [spoken] = play("raises_mute"), play("raises_trap"), play("says_trap")
+    assert mute.messages[2].content == "error: MuteError: (its text cannot be had)"
+    assert trap.messages[2].content == "error: TrapError: boom"
+    assert spoken.messages[2].content == "spoken"
+    assert not spoken.tool_faults
+
+
+@pytest.mark.parametrize("error", [MuteError(), TrapError(), ValueError("\udcff"), EnvCodeError("\udcff")])
+def test_a_reward_that_raises_what_no_log_can_hold_fails_its_rollout_alone(error: Exception, tmp_path: Path) -> None:
+    class Unscored(Hostile):
+        @reward
+        def fails(self, rollout: Rollout) -> float:
+            raise error
+
+    agent = ScriptedAgent(lambda messages: "done")
+    rollout = anyio.run(partial(EpisodeRunner("unscored", Unscored, agent).run, Task("go"), id="0", seed=0))
+    assert (rollout.status, rollout.stop_reason) == ("failed", "scoring_error")
+    assert msgspec.json.decode(msgspec.json.encode(rollout), type=Rollout) == rollout
+
+
+def test_an_observation_of_a_class_of_its_own_is_a_text() -> None:
+    class Trapped(Hostile):
+        def reset(self, **options: Any) -> Any:
+            super().reset(**options)
+            return Trap("mind"), {}
+
+    agent = ScriptedAgent(lambda messages: "done")
+    rollout = anyio.run(partial(EpisodeRunner("trapped", Trapped, agent).run, Task("go"), id="0", seed=0))
+    assert [m.content for m in rollout.messages] == ["mind", "done"]
+    assert msgspec.json.encode(rollout)
 
 
 @pytest.mark.parametrize("answer", [10**30, object(), "\ud800"])

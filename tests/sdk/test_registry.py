@@ -353,3 +353,12 @@ def test_an_environment_imports_what_stands_beside_it(
     assert type(make(place.format(folder=tmp_path))).__name__ == "Mine"
     for name in ("helper_beside", "with_helper"):
         sys.modules.pop(name, None)
+
+
+def test_a_file_that_raises_what_cannot_be_put_into_words_is_an_error_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "mute.py"
+    file.write_text("class Mute(Exception):\n    def __str__(self):\n        raise self\n\nraise Mute\n")
+    with pytest.raises(RegistryError) as told:
+        make(f"{file}:Env")
+    said = f"the environment file {file} cannot be imported: Mute: (its text cannot be had) ({file}:5)"
+    assert str(told.value) == said
