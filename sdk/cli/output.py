@@ -42,5 +42,16 @@ def table(out: Console, *columns: str, numbers: bool = False) -> Table:
 
 def print_json(value: Any) -> None:
     """`value`, which msgspec can encode, as indented JSON; in UTF-8, whatever the terminal's encoding is."""
-    out, text = results(), msgspec.json.format(msgspec.json.encode(value), indent=2)
+    out, text = results(), msgspec.json.format(msgspec.json.encode(_sayable(msgspec.to_builtins(value))), indent=2)
     click.echo(text if hasattr(out, "buffer") else text.decode(), file=out)  # a notebook's stream takes text alone
+
+
+def _sayable(value: Any) -> Any:
+    """Plain data with the bytes that Python could not read in a file's name, or read as ASCII, as the text they are."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, dict):
+        return {_sayable(key): _sayable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_sayable(inner) for inner in value]
+    return value

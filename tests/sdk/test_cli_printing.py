@@ -165,6 +165,25 @@ def test_a_terminal_that_knows_only_ascii_is_no_error_and_json_is_utf_8(
     assert [m["content"] for m in json.loads(as_json.stdout.decode("utf-8"))["messages"]] == ["¿Qué?", "hé"]
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"), [("accenté.py".encode(), "accenté.py"), (b"accent\xe9.py", "accent\ufffd.py")]
+)
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_file_name_is_told_in_json_as_far_as_it_can_be_read(
+    name: bytes, shown: str, locale: str, tmp_path: Path
+) -> None:
+    file = os.fsencode(tmp_path) + b"/" + name
+    Path(os.fsdecode(file)).write_text(ACCENTED)
+    done = subprocess.run(
+        [sys.executable, "-m", "moonmill", "envs", "show", "--json", file + b":Accented"],
+        env={**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": locale},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout)["id"] == f"{tmp_path}/{shown}:Accented"
+
+
 def test_json_goes_also_to_a_stream_of_text() -> None:
     with redirect_stdout(io.StringIO()) as out:
         cli.main(["envs", "show", "calculator-v0", "--json"], standalone_mode=False)
