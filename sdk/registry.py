@@ -182,7 +182,8 @@ def _file(name: str) -> Path:
 
 
 def _load_module(name: str) -> ModuleType:
-    _import_from(os.getcwd())
+    if not name.startswith("moonmill."):  # ours stand beside nothing of the author's
+        _import_from(os.getcwd())
     with _importing(f"the environment's module {name!r}"):
         return importlib.import_module(name)
 

@@ -202,9 +202,10 @@ def remove_weights(folder: Path, newest: int, used: Collection[int]) -> None:
 
 
 def engine_argv(config: Config) -> list[str]:
-    """The command line of the embedded engine."""
+    """The command line of the embedded engine; no module of the folder we are in gets in its way."""
     engine, model = config.engine, config.model
-    argv = [sys.executable, "-m", "moonmill.agents.engine", "--model", model.path, "--served-name", version_name(0)]
+    argv = [sys.executable, "-P", "-m", "moonmill.agents.engine"]
+    argv += ["--model", model.path, "--served-name", version_name(0)]
     argv += ["--host", engine.host, "--port", str(engine.port), "--threads", str(engine.threads)]
     argv += ["--max-batch", str(engine.max_batch), "--max-length", str(model.max_length)]
     argv += ["--dtype", model.dtype, "--device", model.device, "--renderer", model.renderer, "--exit-with-stdin"]

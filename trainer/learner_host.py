@@ -43,7 +43,7 @@ class LearnerHost:
         self._restarts = 0
         file = run.path / "learner.json"
         file.write_bytes(msgspec.json.encode(config))
-        argv = [sys.executable, "-m", "moonmill.trainer.learner_server", "--config", str(file)]
+        argv = [sys.executable, "-P", "-m", "moonmill.trainer.learner_server", "--config", str(file)]
         argv += ["--run-dir", str(run.path), "--port", "0", "--exit-with-stdin"]
         self.server = ServerProcess("learner", argv, log_path=run.logs / "learner.log", start_timeout=_START_TIMEOUT)
         self._client: LearnerClient

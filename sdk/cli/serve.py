@@ -76,7 +76,7 @@ def serve(
         "--renderer": trained and trained.renderer,
     }
     given = [part for flag, value in arguments.items() if value is not None for part in (flag, str(value))]
-    command = [sys.executable, "-m", "moonmill.agents.engine", *given, "--exit-with-stdin"]
+    command = [sys.executable, "-P", "-m", "moonmill.agents.engine", *given, "--exit-with-stdin"]
     # The engine lives as long as the pipe to its stdin: it cannot outlive us, however we end.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
         try:

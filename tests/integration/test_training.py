@@ -61,6 +61,14 @@ def test_on_policy_training_is_exactly_on_policy(moonmill: Cli, config: Path, tm
     assert all(r.metrics["logprob_diff_max"] < 1e-3 for r in trained)
 
 
+def test_modules_of_the_folder_do_not_get_in_the_way(config: Path, tmp_path: Path) -> None:
+    for name in ("queue", "attrs"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not this one')")
+    command = [Path(sys.executable).with_name("moonmill"), "train", config, "--set", "train.steps=1"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stderr
+
+
 def test_grpo_goes_through_the_same_path(moonmill: Cli, config: Path, tmp_path: Path) -> None:
     group = "algorithm={preset: grpo, advantage: {type: group_zscore, group_size: 4}}"
     result = moonmill("train", config, "--set", group, "--set", "train.steps=4")

@@ -467,6 +467,14 @@ def test_a_host_that_is_none_is_told_in_one_line(tmp_path):
     assert error.startswith("error: cannot listen on xxx")
 
 
+def test_modules_of_the_folder_do_not_get_in_the_way_of_the_engine(tmp_path):
+    (tmp_path / "queue.py").write_text("raise SystemExit('not this one')")
+    (tmp_path / "config.json").write_text("{}")
+    command = [Path(sys.executable).with_name("moonmill"), "serve", tmp_path, "--host", "x" * 300]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.stderr.startswith("error: cannot listen on xxx")
+
+
 def test_a_run_is_served_as_it_was_trained(tmp_path):
     policy = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
     model = ModelConfig(str(policy), max_length=200, dtype="bfloat16")
