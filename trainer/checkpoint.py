@@ -25,6 +25,8 @@ from moonmill.errors import RunDirectoryError
 _NAME = re.compile(r"step-(\d+)")
 _UNFINISHED = ".unfinished-"
 _LIST = "files.json"
+_NEEDED = ("policy/", "optimizers.pt", "state.json")
+"""No checkpoint is without them: the files, and some file in the folder."""
 _CHUNK = 1 << 20
 
 _Listed = dict[str, tuple[int, int]]
@@ -104,8 +106,10 @@ def damage_of(checkpoint: Path) -> str | None:
         return f"{_LIST} or what it lists cannot be read: {e}"
     if missing := listed.keys() - found.keys():
         return f"{min(missing)} is missing"
-    changed = sorted(name for name in listed if found[name] != listed[name])
-    return f"{changed[0]} is not what was written" if changed else None
+    if changed := sorted(name for name in listed if found[name] != listed[name]):
+        return f"{changed[0]} is not what was written"
+    lacking = (needed for needed in _NEEDED if not any(name.startswith(needed) for name in listed))
+    return next((f"{needed} is not in {_LIST}" for needed in lacking), None)
 
 
 def version_of(model: Path) -> int | None:
@@ -150,14 +154,22 @@ def _remove(checkpoint: Path) -> None:
     doomed = checkpoint.with_name(f"{_UNFINISHED}{checkpoint.name}")
     try:
         checkpoint.rename(doomed)
-        shutil.rmtree(doomed)
+        _delete(doomed)
     except OSError as e:
         raise RunDirectoryError(f"cannot remove the checkpoint {checkpoint}: {e.strerror or e}") from e
 
 
 def _clear_unfinished(folder: Path) -> None:
     for path in folder.glob(f"{_UNFINISHED}*"):
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Remove a folder, or what a hand has put in the place of one."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _flush_path(path: Path) -> None:

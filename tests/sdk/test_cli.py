@@ -479,7 +479,13 @@ def test_a_run_is_served_as_it_was_trained(tmp_path):
     policy = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
     model = ModelConfig(str(policy), max_length=200, dtype="bfloat16")
     (tmp_path / "config.yaml").write_text(dump_config(Config(env=EnvConfig("calculator-v0"), model=model)))
-    checkpoint.write(tmp_path, 1, 1, lambda folder: shutil.copytree(policy, folder / "policy"))
+
+    def fill(folder):
+        shutil.copytree(policy, folder / "policy")
+        for name in ("optimizers.pt", "state.json"):
+            (folder / name).touch()
+
+    checkpoint.write(tmp_path, 1, 1, fill)
     command = [sys.executable, "-m", "moonmill", "serve", str(tmp_path), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serving:
         assert serving.stdout is not None

@@ -200,6 +200,29 @@ def test_all_damaged_ones_are_forgotten_an_emptied_folder_among_them(tmp_path: P
     assert checkpoint.latest(tmp_path) is None
 
 
+@pytest.mark.parametrize("lost", ["policy", "optimizers.pt", "state.json"])
+def test_one_whose_list_does_not_have_what_a_checkpoint_needs_is_damaged(tmp_path: Path, lost: str):
+    def fill_less(folder: Path) -> None:
+        fill_much(folder)
+        shutil.rmtree(folder / lost) if lost == "policy" else (folder / lost).unlink()
+
+    path = checkpoint.write(tmp_path, 4, 2, fill_less)
+    assert f"{lost}{'/' if lost == 'policy' else ''} is not in files.json" == checkpoint.damage_of(path)
+    (path / "files.json").write_text("{}")
+    assert checkpoint.damage_of(path) == "policy/ is not in files.json"
+
+
+def test_a_file_in_the_place_of_one_is_removed_and_so_is_a_link(tmp_path: Path):
+    older = checkpoint.write(tmp_path, 4, 2, fill_much)
+    (older.parent / "step-000008").write_text("no folder")
+    (older.parent / "step-000009").symlink_to(older)
+    (older.parent / ".unfinished-step-000010").write_text("no folder")
+    (older / "files.json").rename(tmp_path / "away")
+    assert len(checkpoint.forget_damaged(tmp_path)) == 3
+    checkpoint.write(tmp_path, 5, 2, fill_much)
+    assert [p.name for p in older.parent.iterdir()] == ["step-000005"]
+
+
 def test_a_disk_that_refuses_is_an_error_that_names_the_checkpoint(tmp_path: Path):
     (tmp_path / "checkpoints").write_text("a file in the way")
     with pytest.raises(RunDirectoryError, match=r"cannot write the checkpoint .*step-000003: File exists"):
