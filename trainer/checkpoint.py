@@ -22,7 +22,7 @@ import msgspec
 
 from moonmill.errors import RunDirectoryError
 
-_NAME = re.compile(r"step-(\d+)")
+_NAME = re.compile(r"step-\d+")
 _UNFINISHED = ".unfinished-"
 _LIST = "files.json"
 _NEEDED = ("policy/", "optimizers.pt", "state.json")
@@ -78,11 +78,23 @@ def latest(run_dir: Path) -> Path | None:
     return next(reversed(_complete(run_dir / "checkpoints")), None)
 
 
-def forget_after(run_dir: Path, step: int) -> None:
-    """Remove the checkpoints of later steps: a power loss can leave one that is newer than the run's logs."""
+def newest_step(run_dir: Path) -> int:
+    """The step of the newest checkpoint, damaged or not; 0 where there is none."""
+    found = latest(run_dir)
+    return _step(found) if found else 0
+
+
+def forget_after(run_dir: Path, step: int) -> list[str]:
+    """Remove the checkpoints of later steps: a power loss can leave one that is newer than the run's logs.
+
+    Says of each what is wrong with it.
+    """
+    told = []
     for path in _complete(run_dir / "checkpoints"):
-        if int(path.name.removeprefix("step-")) > step:
+        if _step(path) > step:
             _remove(path)
+            told.append(f"{path} is newer than step {step}, the last in the run's logs")
+    return told
 
 
 def forget_damaged(run_dir: Path) -> list[str]:
@@ -132,8 +144,11 @@ def _complete(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def _listing(folder: Path) -> _Listed:

@@ -103,10 +103,8 @@ class LearnerHost:
         """Talk to a fresh process and bring it to the last committed step."""
         self._client = LearnerClient(self.server.base_url, timeout=self._config.learner.step_timeout)
         at = 0
-        # What the logs do not know did not happen: its rollouts may yet be consumed by another step.
-        forget_after(self._run.path, self._ledger.last_step())
-        for damage in await anyio.to_thread.run_sync(forget_damaged, self._run.path):
-            self._note("warning", text=f"{damage}. It is removed, and its steps are done again")
+        for wrong in await anyio.to_thread.run_sync(self._forget_checkpoints):
+            self._note("warning", text=f"{wrong}. It is removed, and its steps are done again")
         if found := latest(self._run.path):
             at = (await self._client.restore(found)).step
         for record, rollouts in self._ledger.steps_after(at):
@@ -118,3 +116,8 @@ class LearnerHost:
                     "the logs and the checkpoint are not of one run"
                 )
             self._note("step_repeated", step=record.step)
+
+    def _forget_checkpoints(self) -> list[str]:
+        """Remove checkpoints that cannot be gone on from; says of each what is wrong with it."""
+        # What the logs do not know did not happen: its rollouts may yet be consumed by another step.
+        return forget_after(self._run.path, self._ledger.last_step()) + forget_damaged(self._run.path)

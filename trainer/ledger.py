@@ -15,6 +15,7 @@ from msgspec import Struct
 from moonmill.errors import RunDirectoryError
 from moonmill.jsonl import JsonlWriter, read_jsonl
 from moonmill.rundir import RunDirectory
+from moonmill.trainer.checkpoint import newest_step
 from moonmill.trainer.records import Event, StepRecord
 from moonmill.types import Rollout
 
@@ -62,7 +63,11 @@ class Ledger:
             log.close()
 
     def recover(self) -> Recovery:
-        """Read the logs. A run that has just begun gives a recovery with nothing in it."""
+        """Read the logs. A run that has just begun gives a recovery with nothing in it.
+
+        Raises:
+            RunDirectoryError: they cannot be read, or know no step where checkpoints of later steps stand.
+        """
         step = version = consumed = 0
         gone: set[str] = set()
         for record in read_jsonl(self.run.steps, StepRecord):
@@ -71,6 +76,12 @@ class Ledger:
             consumed += len(record.consumed)
             if record.step is not None:
                 step, version = record.step, record.version
+        if not step and (newest := newest_step(self.run.path)):
+            raise RunDirectoryError(
+                f"{self.run.steps} has no step, but {self.run.checkpoints} has a checkpoint of step {newest}: the logs "
+                "are lost, and to go on would begin again and remove it. Bring steps.jsonl and rollouts.jsonl back, or "
+                "move the run directory away and start a new run; a checkpoint's policy/ can be its model.path"
+            )
         pending: list[Rollout] = []
         seen: set[int] = set()
         for rollout in read_jsonl(self.run.rollouts, Rollout):

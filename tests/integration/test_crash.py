@@ -67,6 +67,26 @@ def test_a_damaged_checkpoint_is_passed_over_and_its_steps_are_done_again(
     assert_accounted_for(run)
 
 
+def test_checkpoints_that_the_logs_do_not_know_are_removed_with_a_warning_or_the_run_is_refused(
+    config: Path, tmp_path: Path, moonmill: Cli
+) -> None:
+    run = tmp_path / "run"
+    assert moonmill("train", config, "--set", "train.steps=6").returncode == 0
+    checkpoints = sorted((run / "checkpoints").iterdir())
+    log = run / "steps.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"")
+    refused = moonmill("train", config, "--resume")
+    assert refused.returncode == 2
+    assert "steps.jsonl has no step" in refused.stderr
+    assert sorted((run / "checkpoints").iterdir()) == checkpoints
+    log.write_bytes(b"".join(lines[:6]))
+    resumed = moonmill("train", config, "--set", "train.steps=6", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"{checkpoints[-1]} is newer than step 6, the last in the run's logs" in resumed.stderr
+    assert_accounted_for(run)
+
+
 def start(config: Path, folder: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "moonmill", "train", str(config)],

@@ -229,8 +229,9 @@ def test_a_disk_that_refuses_is_an_error_that_names_the_checkpoint(tmp_path: Pat
         checkpoint.write(tmp_path, 3, 2, fill)
 
 
-def test_checkpoints_newer_than_the_logs_are_forgotten(tmp_path: Path) -> None:
+def test_checkpoints_newer_than_the_logs_are_forgotten_and_told(tmp_path: Path) -> None:
     for step in (4, 8, 12):
         checkpoint.write(tmp_path, step, keep=3, fill=lambda folder: (folder / "state.json").write_text("{}"))
-    checkpoint.forget_after(tmp_path, 9)
+    (told,) = checkpoint.forget_after(tmp_path, 9)
+    assert told == f"{tmp_path / 'checkpoints' / 'step-000012'} is newer than step 9, the last in the run's logs"
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000004", "step-000008"]

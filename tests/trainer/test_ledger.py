@@ -9,6 +9,7 @@ import pytest
 from moonmill.config import Config, EnvConfig, ModelConfig
 from moonmill.errors import RunDirectoryError
 from moonmill.rundir import RunDirectory
+from moonmill.trainer import checkpoint
 from moonmill.trainer.buffer import Drop
 from moonmill.trainer.ledger import Ledger
 from moonmill.trainer.records import StepRecord
@@ -50,6 +51,14 @@ def test_episodes_that_did_not_finish_are_played_again_and_none_is_skipped(run: 
     recovery = written(run, [0, 3, 5], []).recover()
     assert recovery.holes == (1, 2, 4)
     assert recovery.next_index == 6
+
+
+def test_lost_logs_do_not_cost_the_checkpoints(run: RunDirectory) -> None:
+    path = checkpoint.write(run.path, 8, 2, lambda folder: (folder / "state.json").write_text("{}"))
+    ledger = written(run, [0, 1], [StepRecord(None, 0)])
+    with pytest.raises(RunDirectoryError, match=r"steps\.jsonl has no step, but .* a checkpoint of step 8: .* Bring"):
+        ledger.recover()
+    assert path.exists()
 
 
 def test_a_torn_last_line_is_cut_off_and_its_episode_played_again(run: RunDirectory) -> None:
