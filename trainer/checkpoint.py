@@ -60,11 +60,15 @@ def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None]) -> 
         _clear_unfinished(folder)
         if not final.exists():
             unfinished = folder / f"{_UNFINISHED}{final.name}"
-            unfinished.mkdir()
-            fill(unfinished)
-            (unfinished / _LIST).write_bytes(msgspec.json.encode(_listing(unfinished)))
-            flush(unfinished)
-            unfinished.rename(final)
+            try:
+                unfinished.mkdir()
+                fill(unfinished)
+                (unfinished / _LIST).write_bytes(msgspec.json.encode(_listing(unfinished)))
+                flush(unfinished)
+                unfinished.rename(final)
+            except BaseException:  # a full disk gets its room back, so that the logs can still say so
+                shutil.rmtree(unfinished, ignore_errors=True)
+                raise
             _flush_path(folder)
         for old in _complete(folder)[:-keep]:
             _remove(old)

@@ -24,7 +24,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from moonmill.config import Config, DisConfig, GaeConfig, GroupZscoreConfig
-from moonmill.errors import RunError
+from moonmill.errors import RunDirectoryError, RunError
 from moonmill.seeding import derive_seed
 from moonmill.trainer import checkpoint
 from moonmill.trainer.advantages import critic_targets, gae_advantages, group_advantages, normalized
@@ -129,11 +129,18 @@ class Learner:
         return StepMetrics(self.step_number, self.version, updated, finite)
 
     def export(self, folder: Path) -> Path:
-        """Write the policy's weights as the engine loads them, `model.safetensors` in `folder`: whole or not at all."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write the policy's weights as the engine loads them, `model.safetensors` in `folder`: whole or not at all.
+
+        Raises:
+            RunDirectoryError: they cannot be written.
+        """
         unfinished, final = folder / ".model.safetensors.unfinished", folder / "model.safetensors"
-        save_weights(self.policy, unfinished, export_dtype(self._config.model))
-        unfinished.replace(final)
+        try:
+            folder.mkdir(exist_ok=True)
+            save_weights(self.policy, unfinished, export_dtype(self._config.model))
+            unfinished.replace(final)
+        except OSError as e:
+            raise RunDirectoryError(f"cannot write the weights {final}: {e.strerror or e}") from e
         return final
 
     def checkpoint(self, run_dir: Path) -> Path:
@@ -171,7 +178,11 @@ class Learner:
         if self.critic is not None:
             save_weights(self.critic, folder / "critic.safetensors")
             optimizers["critic"] = self._critic_optimizer.state_dict()
-        torch.save(optimizers, folder / "optimizers.pt")
+        try:
+            with (folder / "optimizers.pt").open("wb") as file:
+                torch.save(optimizers, file)
+        except RuntimeError as e:  # torch then finds its position unexpected, which says nothing of a full disk
+            raise e.__context__ if isinstance(e.__context__, OSError) else e
         state = _State(self.step_number, self.version, self._bad_steps)
         (folder / "state.json").write_bytes(msgspec.json.encode(state))
 

@@ -18,6 +18,7 @@ import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -129,7 +130,8 @@ def _told(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Reque
         except MoonmillError as e:
             return _error(_INTERNAL, str(e), e)
         except Exception as e:  # the client is to hear of any failure, and this process to go on answering
-            traceback.print_exc()
+            with suppress(OSError):  # the disk may be full, and the log on it
+                traceback.print_exc()
             return _error(_INTERNAL, f"{type(e).__name__}: {e}", e)
 
     return answer

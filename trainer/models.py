@@ -117,14 +117,21 @@ def save_weights(module: nn.Module, file: Path, dtype: torch.dtype | None = None
         module: its floating-point tensors are written as `dtype`; None keeps theirs.
         file: its folder exists.
         dtype: see above.
+
+    Raises:
+        OSError: it cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {
         name: tensor.to("cpu", dtype if dtype and tensor.is_floating_point() else tensor.dtype).contiguous()
         for name, tensor in own_tensors(module).items()
     }
-    save_file(tensors, file, metadata={"format": "pt"})
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as e:
+        raise OSError(str(e)) from e
 
 
 def load_weights(module: nn.Module, file: Path) -> None:

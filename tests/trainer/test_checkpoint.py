@@ -1,7 +1,9 @@
 """Checkpoints: bit-exact, whole or absent, the newest few kept."""
 
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,35 @@ def test_a_damaged_checkpoint_is_an_error_that_says_so(make_config: MakeConfig, 
         learner.restore(path)
     with pytest.raises(RunError, match="restore a checkpoint"):
         learner.checkpoint(tmp_path / "elsewhere")
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file can be written beyond `size`, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("file", ["policy/model.safetensors", "optimizers.pt"])
+def test_a_full_disk_is_told_as_what_it_is_and_gets_its_room_back(
+    make_config: MakeConfig, model_path: Path, tmp_path: Path, file: str
+):
+    (tmp_path / "weights").mkdir()
+    learner = Learner(make_config())
+    learner.step(sampled(model_path, 0))
+    whole = learner.checkpoint(tmp_path)
+    learner.step(sampled(model_path, 1))
+    with files_up_to((whole / file).stat().st_size - 100):
+        with pytest.raises(RunDirectoryError, match=r"cannot write the checkpoint .*File too large"):
+            learner.checkpoint(tmp_path)
+        if file == "policy/model.safetensors":
+            with pytest.raises(RunDirectoryError, match=r"cannot write the weights .*File too large"):
+                learner.export(tmp_path / "weights" / "v000001")
+    assert list((tmp_path / "checkpoints").iterdir()) == [whole]
 
 
 def fill(folder: Path) -> None:

@@ -16,11 +16,12 @@ import pytest
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config, CriticConfig
 from moonmill.errors import RunError, WorkerDiedError
+from moonmill.rundir import RunDirectory
 from moonmill.trainer.checkpoint import latest
 from moonmill.trainer.learner import Learner
 from moonmill.trainer.learner_client import LearnerClient
 from moonmill.trainer.messages import ErrorAnswer, LearnerState
-from tests.trainer.conftest import MakeConfig, config_of, observation, rollout, sampled
+from tests.trainer.conftest import MakeConfig, action, config_of, observation, rollout, sampled
 
 TIMEOUT = 60.0
 
@@ -31,6 +32,7 @@ def anyio_backend() -> str:
 
 
 def command(config: Config, run_dir: Path, *more: str) -> list[str]:
+    RunDirectory.create(run_dir, config).unlock()
     file = run_dir / "learner.json"
     file.write_bytes(msgspec.json.encode(config))
     argv = [sys.executable, "-m", "moonmill.trainer.learner_server", "--config", str(file)]
@@ -127,6 +129,18 @@ async def test_what_it_refuses_is_told_and_leaves_it_as_it_was(client: LearnerCl
         await client.step(before.step + 1, (rollout(observation(1), id="bad"),))
     assert await client.state() == before
     await client.step(before.step + 1, sampled(model_path, 0, 2))
+
+
+@pytest.mark.anyio
+async def test_what_failed_is_told_where_the_log_cannot_be_written(make_config: MakeConfig, tmp_path: Path):
+    log = tmp_path / "full.log"
+    log.symlink_to("/dev/full")
+    argv = command(make_config(), tmp_path, "--exit-with-stdin")
+    async with ServerProcess("learner", argv, log_path=log, start_timeout=TIMEOUT) as server:
+        client = LearnerClient(server.base_url, timeout=TIMEOUT)
+        with pytest.raises(RunError, match=r"failed at /step: IndexError: .* \(its log tells more\)"):
+            await client.step(1, (rollout(observation(1), action(10**6)),))
+        await client.aclose()
 
 
 @pytest.mark.anyio
