@@ -70,6 +70,7 @@ class ServerProcess:
         self._process: Process | None = None
 
     async def __aenter__(self) -> "ServerProcess":
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
         await self._start()
         return self
 
@@ -124,8 +125,11 @@ class ServerProcess:
         return self._process
 
     async def _start(self) -> None:
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("ab") as log:
+        try:
+            opened = self.log_path.open("ab")
+        except OSError as e:
+            raise WorkerDiedError(f"the {self.name} cannot be started: {self.log_path}: {e.strerror}") from e
+        with opened as log:
             begin = log.tell()
             try:
                 # Shielded: cancelled half-way, it would leave behind a process that nobody knows of. It takes no time.

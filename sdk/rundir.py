@@ -9,7 +9,8 @@
     logs/             what engine and learner said
     learner.json      the config as the learner's process reads it
 
-One process writes to it at a time: `lock` holds it. A run has begun once a rollout has finished; until then nothing is
+One process writes to it at a time: `lock` holds it. Folders are made at the start alone, and `require_held` is asked before
+anything is written by its path: a folder that was removed, and may stand here again as another's run, is left alone. A run has begun once a rollout has finished; until then nothing is
 lost by beginning again, with whatever config.
 """
 
@@ -23,7 +24,7 @@ from weakref import WeakSet
 
 from moonmill.config import Config
 from moonmill.config_io import differences, dump_config, load_config
-from moonmill.errors import RunDirectoryError
+from moonmill.errors import RunDirectoryError, RunError
 
 _FIXED = ("env", "model", "sampling", "algorithm", "learner", "train.seed")
 """What is trained: it stays what it was for the whole of a run."""
@@ -124,7 +125,30 @@ class RunDirectory:
                     continue
                 self.unlock()
                 raise RunDirectoryError(f"another process is training in {self.path}") from e
+            self.require_held()
             return
+
+    def watch(self) -> None:
+        """Remember which folder stands here now, as `lock` does: for processes of the one that holds it."""
+        try:
+            self._lock = os.open(self._lock_file, os.O_RDONLY)
+        except OSError as e:
+            raise RunDirectoryError(
+                f"{self.path} is not a run directory in use: {self._lock_file}: {e.strerror}"
+            ) from e
+
+    def require_held(self) -> None:
+        """Raise `RunError` where the folder of `lock` or `watch` is here no more: nothing may be written then."""
+        assert self._lock is not None
+        try:
+            if os.path.samestat(os.fstat(self._lock), os.stat(self._lock_file)):
+                return
+        except OSError:  # not there, or where we cannot look
+            pass
+        raise RunError(
+            f"the run directory {_shown(self.path)} was removed, moved or replaced while the run was going on, so the "
+            "run has ended. If it was moved, move it back and continue it with --resume"
+        )
 
     def in_use(self) -> bool:
         """A process is training in it now."""

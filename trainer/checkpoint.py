@@ -45,7 +45,7 @@ def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None]) -> 
     A checkpoint of this step that stands already is left as it is: a run is deterministic, so it is the same.
 
     Args:
-        run_dir: the run's directory.
+        run_dir: the run's directory, in which the folder `checkpoints` stands.
         step: learner steps done.
         keep: so many checkpoints remain, this one among them.
         fill: writes the content into an empty folder.
@@ -56,7 +56,6 @@ def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None]) -> 
     folder = run_dir / "checkpoints"
     final = folder / f"step-{step:06d}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         _clear_unfinished(folder)
         if not final.exists():
             unfinished = folder / f"{_UNFINISHED}{final.name}"

@@ -21,6 +21,7 @@ from moonmill.agents.client import InferenceClient, version_name
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import EngineError, WorkerDiedError
+from moonmill.rundir import RunDirectory
 from moonmill.types import Sampling
 
 _PUBLISH_ATTEMPTS = 3
@@ -40,12 +41,13 @@ class EngineHost:
         log: where the engine's output goes.
         note: told of restarts and versions.
         probe: tokens of a prompt; after each hand-over it is sampled from, to see that the new weights answer.
-        scratch: weights in this folder are deleted once their version is out of use; weights elsewhere are left alone.
+        run: its weights are deleted once their version is out of use; weights elsewhere are left alone. None where
+            nothing is published.
     """
 
-    def __init__(self, config: Config, log: Path, note: Note, probe: list[int], scratch: Path) -> None:
+    def __init__(self, config: Config, log: Path, note: Note, probe: list[int], run: RunDirectory | None) -> None:
         self._config = config
-        self._scratch = scratch
+        self._run = run
         self._note = note
         self._probe_prompt = probe
         self._probe_value: float | None = None
@@ -131,6 +133,7 @@ class EngineHost:
     async def _hand_over(self, version: int, weights: Path) -> float:
         """Load a version and use it; returns what it answers to the probe."""
         async with self._swap:
+            self._require_held()
             await self.client.load_version(version, weights)
             self._weights[version] = weights
             value = await self.client.probe(self._probe_prompt, _PROBE, version)
@@ -140,6 +143,7 @@ class EngineHost:
 
     async def _restart(self) -> None:
         """Start the engine anew with the versions it had."""
+        self._require_held()
         await self.server.restart()
         for client in self._clients:
             client.set_base_url(self.server.base_url)
@@ -190,7 +194,12 @@ class EngineHost:
             await self.client.unload_version(version)
             del self._weights[version]
         # Versions that were never handed over, because a newer one was there first, leave their weights as well.
-        await anyio.to_thread.run_sync(remove_weights, self._scratch, newest, used)
+        if self._run:
+            await anyio.to_thread.run_sync(remove_weights, self._run.weights, newest, used)
+
+    def _require_held(self) -> None:
+        if self._run:
+            self._run.require_held()
 
 
 def remove_weights(folder: Path, newest: int, used: Collection[int]) -> None:

@@ -73,7 +73,7 @@ async def _evaluate(
             reporter.warn(f"{kind.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in data.items()))
 
     async with AsyncExitStack() as stack:
-        host = EngineHost(config, log_dir / "engine.log", note, probe=[], scratch=log_dir)
+        host = EngineHost(config, log_dir / "engine.log", note, probe=[], run=None)
         await stack.enter_async_context(host.running())
         group = await stack.enter_async_context(anyio.create_task_group())
         group.start_soon(host.supervise)

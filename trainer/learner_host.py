@@ -89,6 +89,7 @@ class LearnerHost:
                     f"in {self.server.log_path}"
                 ) from error
             self._restarts += 1
+            self._run.require_held()
             await self._client.aclose()
             try:
                 await self.server.restart()
@@ -103,6 +104,7 @@ class LearnerHost:
         """Talk to a fresh process and bring it to the last committed step."""
         self._client = LearnerClient(self.server.base_url, timeout=self._config.learner.step_timeout)
         at = 0
+        self._run.require_held()  # And so the process just started watches the same folder.
         for wrong in await anyio.to_thread.run_sync(self._forget_checkpoints):
             self._note("warning", text=f"{wrong}. It is removed, and its steps are done again")
         if found := latest(self._run.path):

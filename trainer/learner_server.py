@@ -33,7 +33,8 @@ from starlette.routing import Route
 
 from moonmill.agents.serving import die_with_stdin, listen, refuse, serve
 from moonmill.config import Config
-from moonmill.errors import ConfigError, MoonmillError, RunError
+from moonmill.errors import ConfigError, MoonmillError, RunDirectoryError, RunError
+from moonmill.rundir import RunDirectory
 from moonmill.trainer.messages import (
     CheckpointAnswer,
     ErrorAnswer,
@@ -54,8 +55,8 @@ class _OutOfTurnError(RunError):
     """A step that is not the next one."""
 
 
-def make_app(learner: "Learner", run_dir: Path) -> Starlette:
-    """The ASGI application around a learner; weights and checkpoints go to `run_dir`."""
+def make_app(learner: "Learner", run: RunDirectory) -> Starlette:
+    """The ASGI application around a learner; weights and checkpoints go to `run`, as long as it is the same folder."""
     turn = anyio.Lock()
 
     def state() -> LearnerState:
@@ -68,10 +69,15 @@ def make_app(learner: "Learner", run_dir: Path) -> Starlette:
                 f"{learner.step_number + 1} can be next"
             )
         done = learner.step(wanted.rollouts)
-        weights = run_dir / "weights" / f"v{done.version:06d}"
+        weights = run.weights / f"v{done.version:06d}"
+        run.require_held()
         if done.updated:
             learner.export(weights)
         return StepAnswer(done.step, done.version, str(weights) if done.updated else None, done.metrics)
+
+    def checkpoint() -> CheckpointAnswer:
+        run.require_held()
+        return CheckpointAnswer(str(learner.checkpoint(run.path)))
 
     def restore(wanted: RestoreRequest) -> LearnerState:
         learner.restore(Path(wanted.path))
@@ -95,7 +101,7 @@ def make_app(learner: "Learner", run_dir: Path) -> Starlette:
         return await in_turn(lambda: step(wanted))
 
     async def post_checkpoint(request: Request) -> Response:
-        return await in_turn(lambda: CheckpointAnswer(str(learner.checkpoint(run_dir))))
+        return await in_turn(checkpoint)
 
     async def post_restore(request: Request) -> Response:
         wanted = await _body(request, RestoreRequest)
@@ -152,6 +158,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Read when torch is imported: threads of a pool that is never used would only wait for work.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.learner.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    run = RunDirectory(args.run_dir)
+    try:
+        run.watch()
+    except RunDirectoryError as e:
+        refuse(f"--run-dir: {e}")
     listener = listen(args.host, args.port)
     # Imported now, not above: bad arguments and a taken port are told without waiting seconds for torch.
     from transformers.utils import logging
@@ -165,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         learner = Learner(config)
     except ConfigError as e:
         refuse(str(e))
-    serve(make_app(learner, args.run_dir), args.host, args.port, listener=listener)
+    serve(make_app(learner, run), args.host, args.port, listener=listener)
 
 
 def _read_config(file: Path) -> Config:

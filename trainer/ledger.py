@@ -48,6 +48,12 @@ class Ledger:
         self._rollouts.append(rollout)
 
     def step(self, record: StepRecord) -> None:
+        """Commit a step.
+
+        Raises:
+            RunError: the run directory is not the one that was begun in.
+        """
+        self.run.require_held()
         self._steps.append(record)
 
     def event(self, kind: str, **data: Any) -> None:

@@ -60,6 +60,7 @@ def train(config: Config, *, resume: bool, reporter: Reporter) -> Summary:
         run = (RunDirectory.resume if resume else RunDirectory.create)(Path(config.run_dir), config)
         try:
             _carry_out(config, run, reporter)
+            run.require_held()
         finally:
             run.unlock()
         return summarize(run.path)
@@ -77,6 +78,7 @@ def _carry_out(config: Config, run: RunDirectory, reporter: Reporter) -> None:
         if job.started:
             with suppress(RunDirectoryError):  # The disk may be full. What ended the run is the error to tell.
                 ledger.event("failed", error=str(e))
+        run.require_held()  # Where it is not, that is what has ended the run, however it showed.
         raise
     finally:
         ledger.close()
@@ -131,7 +133,7 @@ class _Run:
         # What follows half a prompt is uncertain, so that other weights answer it with another number.
         probe = prompt[: max(1, len(prompt) // 2)]
         self.reporter.phase(f"{_whence(recovery)}starting engine and learner")
-        engine = EngineHost(config, self.run.logs / "engine.log", self._note, probe, self.run.weights)
+        engine = EngineHost(config, self.run.logs / "engine.log", self._note, probe, self.run)
         learner = LearnerHost(config, self.run, self.ledger, self._note)
         learner_ready = anyio.Event()
         async with anyio.create_task_group() as group:

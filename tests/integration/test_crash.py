@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from moonmill.config_io import load_config
+from moonmill.rundir import RunDirectory
 from tests.integration.conftest import Cli, assert_accounted_for, events, steps
 
 DEADLINE = 240.0
@@ -85,6 +88,24 @@ def test_checkpoints_that_the_logs_do_not_know_are_removed_with_a_warning_or_the
     assert resumed.returncode == 0, resumed.stderr
     assert f"{checkpoints[-1]} is newer than step 6, the last in the run's logs" in resumed.stderr
     assert_accounted_for(run)
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_run_whose_folder_is_gone_ends_and_leaves_alone_what_stands_in_its_place(
+    config: Path, tmp_path: Path, how: str
+) -> None:
+    run = tmp_path / "run"
+    with start(config, tmp_path) as trainer:
+        wait_for_steps(run, 3, trainer)
+        run.rename(tmp_path / "gone")
+        shutil.rmtree(tmp_path / "gone")
+        if how == "replaced":
+            RunDirectory.create(run, load_config(config)).unlock()
+        told, _ = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == 1
+    assert told.splitlines()[-1].startswith(f"error: the run directory {run} was removed, moved or replaced while")
+    left = {p.name for p in run.rglob("*")} if run.exists() else None
+    assert left == ({"config.yaml", "lock", "checkpoints", "weights", "logs"} if how == "replaced" else None)
 
 
 def start(config: Path, folder: Path) -> "subprocess.Popen[str]":

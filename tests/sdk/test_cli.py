@@ -485,6 +485,7 @@ def test_a_run_is_served_as_it_was_trained(tmp_path):
         for name in ("optimizers.pt", "state.json"):
             (folder / name).touch()
 
+    (tmp_path / "checkpoints").mkdir()
     checkpoint.write(tmp_path, 1, 1, fill)
     command = [sys.executable, "-m", "moonmill", "serve", str(tmp_path), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serving:
@@ -501,6 +502,7 @@ def test_a_run_is_served_as_it_was_trained(tmp_path):
 
 def test_a_damaged_checkpoint_is_not_served(tmp_path):
     (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "checkpoints").mkdir()
     checkpoint.write(tmp_path, 1, 1, lambda folder: (folder / "state.json").write_text("{}"))
     (tmp_path / "checkpoints" / "step-000001" / "state.json").write_text("")
     ended = subprocess.run(

@@ -1,6 +1,7 @@
 """Run directories: which can be begun, which continued, by whom, and what is said of the others."""
 
 import fcntl
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from moonmill.config import Config, EnvConfig, LearnerConfig, ModelConfig, TrainConfig
-from moonmill.errors import RunDirectoryError
+from moonmill.errors import RunDirectoryError, RunError
 from moonmill.rundir import RunDirectory
 
 CONFIG = Config(env=EnvConfig("e-v0", {"level": 1}), model=ModelConfig("nowhere"), name="n", run_dir="r")
@@ -122,6 +123,31 @@ def test_a_file_is_no_run_directory_nor_holds_one(tmp_path: Path) -> None:
 def test_a_place_where_nothing_can_be_made_is_refused() -> None:
     with pytest.raises(RunDirectoryError, match="/proc/run"):
         RunDirectory.create(Path("/proc/run"), CONFIG)
+
+
+# Removed, moved or replaced while it is held
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+@pytest.mark.parametrize("method", ["lock", "watch"])
+def test_a_folder_that_is_here_no_more_is_told(run: RunDirectory, method: str, how: str) -> None:
+    getattr(run, method)()
+    run.require_held()
+    if how == "moved":
+        run.path.rename(run.path.with_name("elsewhere"))
+    else:
+        shutil.rmtree(run.path)
+    if how == "replaced":
+        RunDirectory.create(run.path, CONFIG).unlock()
+    with pytest.raises(RunError, match="was removed, moved or replaced while the run was going on") as told:
+        run.require_held()
+    assert told.value.exit_code == 1
+    run.unlock()
+
+
+def test_only_a_run_can_be_watched(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="is not a run directory in use: .*lock: No such file"):
+        RunDirectory(tmp_path).watch()
 
 
 # The lock

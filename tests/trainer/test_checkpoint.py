@@ -17,6 +17,12 @@ from moonmill.trainer.learner import Learner
 from tests.trainer.conftest import MakeConfig, sampled
 
 
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path) -> None:
+    """What a run directory has from its start."""
+    (tmp_path / "checkpoints").mkdir()
+
+
 def everything(learner: Learner) -> dict[str, torch.Tensor]:
     state = {f"policy.{k}": v.clone() for k, v in learner.policy.state_dict().items()}
     if learner.critic is not None:
@@ -255,8 +261,8 @@ def test_a_file_in_the_place_of_one_is_removed_and_so_is_a_link(tmp_path: Path):
 
 
 def test_a_disk_that_refuses_is_an_error_that_names_the_checkpoint(tmp_path: Path):
-    (tmp_path / "checkpoints").write_text("a file in the way")
-    with pytest.raises(RunDirectoryError, match=r"cannot write the checkpoint .*step-000003: File exists"):
+    (tmp_path / "checkpoints").rmdir()
+    with pytest.raises(RunDirectoryError, match=r"cannot write the checkpoint .*step-000003: No such file"):
         checkpoint.write(tmp_path, 3, 2, fill)
 
 

@@ -1,6 +1,7 @@
 """The learner as a real process: steps in turn, weights before answers, errors in words, bit-exact after a crash."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,21 @@ async def test_a_run_through_a_crash(make_config: MakeConfig, model_path: Path, 
     for batch in batches:
         local.step(batch)
     assert local.export(tmp_path / "local").read_bytes() == before
+
+
+@pytest.mark.anyio
+async def test_a_run_that_took_the_folders_place_is_left_alone(
+    make_config: MakeConfig, model_path: Path, tmp_path: Path
+):
+    path = tmp_path / "run"
+    async with serving(make_config(), path) as (_, client):
+        shutil.rmtree(path)
+        RunDirectory.create(path, make_config()).unlock()
+        before = sorted(path.rglob("*"))
+        for ask in (client.checkpoint(), client.step(1, sampled(model_path, 0))):
+            with pytest.raises(RunError, match="was removed, moved or replaced"):
+                await ask
+        assert sorted(path.rglob("*")) == before
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +216,7 @@ def test_it_ends_when_its_stdin_closes_even_while_it_starts(make_config: MakeCon
     ids=["missing", "garbled", "no model"],
 )
 def test_what_it_cannot_start_with_is_told_in_a_line(tmp_path: Path, text: bytes | None, words: str):
+    (tmp_path / "lock").touch()
     file = tmp_path / "learner.json"
     if text is not None:
         file.write_bytes(text)
