@@ -9,9 +9,9 @@
     logs/             what engine and learner said
     learner.json      the config as the learner's process reads it
 
-One process writes to it at a time: `lock` holds it. Folders are made at the start alone, and `require_held` is asked before
-anything is written by its path: a folder that was removed, and may stand here again as another's run, is left alone. A run has begun once a rollout has finished; until then nothing is
-lost by beginning again, with whatever config.
+One process writes to it at a time: `lock` holds it. Folders are made at the start alone, and `require_held` is asked
+before anything is written by its path: a folder that was removed, and may stand here again as another's run, is left
+alone. A run has begun once a rollout has finished; until then nothing is lost by beginning again, with whatever config.
 """
 
 import fcntl

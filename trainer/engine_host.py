@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -52,6 +52,7 @@ class EngineHost:
         self._probe_prompt = probe
         self._probe_value: float | None = None
         self._warned = False
+        self._restarts = 0
         self.server = ServerProcess(
             "engine", engine_argv(config), log_path=log, start_timeout=config.engine.start_timeout
         )
@@ -65,24 +66,34 @@ class EngineHost:
     @asynccontextmanager
     async def running(self) -> AsyncIterator["EngineHost"]:
         """Start the engine; it is stopped at the end."""
-        async with self.server, self._connect(0, self._config.async_.on_new_version) as self.client:
+        async with AsyncExitStack() as stack:
+            while not self.server.alive:
+                try:
+                    await stack.enter_async_context(self.server)
+                except WorkerDiedError as e:
+                    if self._restarts == self._config.engine.max_restarts:
+                        raise
+                    self._note("engine_died", restarts=self._restarts, error=str(e))
+                    await self._back_off()
+            connection = self._connect(0, self._config.async_.on_new_version)
+            self.client = await stack.enter_async_context(connection)
             self._up.set()
             self._note("engine_started", pid=self.server.pid)
             yield self
 
     async def supervise(self) -> None:
-        """Restart the engine whenever it ends, at most `engine.max_restarts` times. Runs until cancelled.
+        """Restart the engine whenever it ends, at most `engine.max_restarts` times in all. Runs until cancelled.
 
         Raises:
             WorkerDiedError: it has ended once too often.
         """
-        for restarts in range(self._config.engine.max_restarts + 1):
+        while True:
             await self.server.wait_dead()
             self._up = anyio.Event()
-            self._note("engine_died", restarts=restarts, returncode=self.server.returncode)
-            if restarts == self._config.engine.max_restarts:
+            self._note("engine_died", restarts=self._restarts, returncode=self.server.returncode)
+            if self._restarts == self._config.engine.max_restarts:
                 break
-            await anyio.sleep(_BACKOFF_SECONDS * 2**restarts)
+            await self._back_off()
             try:
                 async with self._swap:
                     await self._restart()
@@ -96,6 +107,11 @@ class EngineHost:
             f"the engine ended {self._config.engine.max_restarts + 1} times (engine.max_restarts); its last words are "
             f"in {self.server.log_path}"
         )
+
+    async def _back_off(self) -> None:
+        """Count a restart, and wait before it."""
+        await anyio.sleep(_BACKOFF_SECONDS * 2**self._restarts)
+        self._restarts += 1
 
     async def publish(self, version: int, weights: Path, *, changed: bool) -> None:
         """Hand a version over: load it, see that it answers, sample from it, and forget old ones.

@@ -182,7 +182,9 @@ class Learner:
             with (folder / "optimizers.pt").open("wb") as file:
                 torch.save(optimizers, file)
         except RuntimeError as e:  # torch then finds its position unexpected, which says nothing of a full disk
-            raise e.__context__ if isinstance(e.__context__, OSError) else e
+            if isinstance(e.__context__, OSError):
+                raise e.__context__ from e
+            raise
         state = _State(self.step_number, self.version, self._bad_steps)
         (folder / "state.json").write_bytes(msgspec.json.encode(state))
 

@@ -6,7 +6,7 @@ after a crash the missing steps are done again, with the same rollouts in the sa
 
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio.to_thread
@@ -51,7 +51,12 @@ class LearnerHost:
     @asynccontextmanager
     async def running(self) -> AsyncIterator["LearnerHost"]:
         """Start the learner and bring it to the last committed step; it is stopped at the end."""
-        async with self.server:
+        async with AsyncExitStack() as stack:
+            while not self.server.alive:
+                try:
+                    await stack.enter_async_context(self.server)
+                except WorkerDiedError as e:
+                    self._allow_restart(e)
             try:
                 await self._connect()
                 self._note("learner_started", pid=self.server.pid)
@@ -82,14 +87,7 @@ class LearnerHost:
     async def _revive(self, error: WorkerDiedError) -> None:
         """Restart the learner as often as it takes, within the run's bound."""
         while True:
-            self._note("learner_died", restarts=self._restarts, error=str(error))
-            if self._restarts >= self._config.engine.max_restarts:
-                raise WorkerDiedError(
-                    f"the learner died {self._restarts + 1} times (engine.max_restarts): {error}. Its last words are "
-                    f"in {self.server.log_path}"
-                ) from error
-            self._restarts += 1
-            self._run.require_held()
+            self._allow_restart(error)
             await self._client.aclose()
             try:
                 await self.server.restart()
@@ -99,6 +97,17 @@ class LearnerHost:
                 continue
             self._note("learner_restarted", pid=self.server.pid)
             return
+
+    def _allow_restart(self, error: WorkerDiedError) -> None:
+        """Note a death, and raise where it was one too many."""
+        self._note("learner_died", restarts=self._restarts, error=str(error))
+        if self._restarts >= self._config.engine.max_restarts:
+            raise WorkerDiedError(
+                f"the learner died {self._restarts + 1} times (engine.max_restarts): {error}. Its last words are in "
+                f"{self.server.log_path}"
+            ) from error
+        self._restarts += 1
+        self._run.require_held()
 
     async def _connect(self) -> None:
         """Talk to a fresh process and bring it to the last committed step."""

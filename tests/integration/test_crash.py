@@ -34,6 +34,19 @@ def test_a_killed_child_is_started_again_and_the_run_ends(config: Path, tmp_path
     assert_accounted_for(run)
 
 
+def test_children_killed_before_they_are_ready_are_started_again(config: Path, tmp_path: Path) -> None:
+    with start(config, tmp_path) as trainer:
+        children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children")
+        wait_until(lambda: len(children.read_text().split()) == 2, "the children to be there", trainer)
+        for pid in children.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+        assert trainer.wait(DEADLINE) == 0, trainer.communicate()
+    run = tmp_path / "run"
+    assert events(run, "engine_died")
+    assert events(run, "learner_died")
+    assert_accounted_for(run)
+
+
 @pytest.mark.parametrize("seed", range(POINTS))
 def test_a_killed_controller_takes_its_children_along_and_resumes(
     config: Path, tmp_path: Path, moonmill: Cli, seed: int

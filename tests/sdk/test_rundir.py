@@ -146,7 +146,7 @@ def test_a_folder_that_is_here_no_more_is_told(run: RunDirectory, method: str, h
 
 
 def test_only_a_run_can_be_watched(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is not a run directory in use: .*lock: No such file"):
+    with pytest.raises(RunDirectoryError, match=r"is not a run directory in use: .*lock: No such file"):
         RunDirectory(tmp_path).watch()
 
 
