@@ -208,9 +208,9 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _import_from(folder: str) -> None:
-    """Let an environment import the modules beside it, as a script can."""
+    """Let an environment import the modules beside it. What is installed comes first: an `attrs.py` takes no place."""
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)
 
 
 @contextmanager
