@@ -19,13 +19,17 @@ POLICY = ROOT / "examples" / "calculator" / "policy"
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A config of a run that takes seconds: small batches, no evaluation."""
-    path = tmp_path / "small.yaml"
+    return write_config(tmp_path)
+
+
+def write_config(folder: Path) -> Path:
+    """A config of a run in `folder` that takes seconds: small batches, no evaluation."""
+    path = folder / "small.yaml"
     path.write_text(
         f"""
 env: {{id: calculator-v0}}
 model: {{path: {POLICY}, max_length: 256}}
-run_dir: {tmp_path / "run"}
+run_dir: {folder / "run"}
 engine: {{max_batch: 16}}
 sampling: {{max_tokens: 32}}
 algorithm: {{preset: sao, critic: {{lr: 2.0e-3, warmup_steps: 2}}}}

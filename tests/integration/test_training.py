@@ -2,11 +2,13 @@
 
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -17,14 +19,51 @@ from moonmill.jsonl import read_jsonl
 from moonmill.reporting import EvalResult, StepLine
 from moonmill.trainer.run import train
 from moonmill.types import Rollout
-from tests.integration.conftest import Cli, as_json, assert_accounted_for, events, steps
+from tests.integration.conftest import Cli, as_json, assert_accounted_for, events, steps, write_config
+
+NOISY = """
+import os
+from moonmill import tool
+from moonmill.envs.library.calculator import Calculator
+
+print("noise of the module")
+
+class Noisy(Calculator):
+    @tool
+    def calculate(self, expression: str) -> str:
+        "Work it out."
+        print("noise of the tool")
+        os.system("echo noise of a program")
+        return super().calculate(expression)
+"""
 
 
-def test_a_run_trains_publishes_and_accounts_for_every_rollout(moonmill: Cli, config: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    result = moonmill("train", config, "--json", "--set", "eval.samples=16")
+class Finished(NamedTuple):
+    """A run that was trained to its end, in a folder with modules that have the names of others'."""
+
+    config: Path
+    run: Path
+    result: "subprocess.CompletedProcess[str]"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "noisy.py").write_text(NOISY)
+    for name in ("queue", "attrs"):
+        (folder / f"{name}.py").write_text("raise SystemExit('not this one')")
+    config = write_config(folder)
+    # Not `python -m`, which would look for modules in the folder first.
+    script = Path(sys.executable).with_name("moonmill")
+    command = [script, "train", config, "--json", "--set", "eval.samples=16", "--set", "env.id=noisy.py:Noisy"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stderr
-    summary = as_json(result)
+    return Finished(config, folder / "run", result)
+
+
+def test_a_run_trains_publishes_and_accounts_for_every_rollout(finished: Finished) -> None:
+    run = finished.run
+    summary = as_json(finished.result)
     assert isinstance(summary, dict)
     assert (summary["status"], summary["version"]) == ("finished", 10)
     assert [(e["label"], e["temperature"]) for e in summary["evals"]] == [
@@ -42,14 +81,36 @@ def test_a_run_trains_publishes_and_accounts_for_every_rollout(moonmill: Cli, co
     assert len(list((run / "weights").iterdir())) <= 2
 
 
-def test_every_token_keeps_the_version_that_sampled_it(moonmill: Cli, config: Path, tmp_path: Path) -> None:
-    assert moonmill("train", config).returncode == 0
+def test_tools_that_print_do_not_spoil_the_results_in_json(finished: Finished) -> None:
+    assert as_json(finished.result)
+    for who in ("the module", "the tool", "a program"):
+        assert f"noise of {who}" in finished.result.stderr
+
+
+def test_every_token_keeps_the_version_that_sampled_it(finished: Finished) -> None:
     done = 0
-    for rollout in read_jsonl(tmp_path / "run" / "rollouts.jsonl", Rollout):
+    for rollout in read_jsonl(finished.run / "rollouts.jsonl", Rollout):
         versions = [v for action in rollout.actions for v in action.versions]
         assert versions == sorted(versions)
         done = max(done, versions[-1])
     assert done > 0
+
+
+def test_an_evaluation_of_a_run_names_its_version(finished: Finished, moonmill: Cli) -> None:
+    result = moonmill("eval", finished.run, "--samples", 4, "--temperature", 1, "--json")
+    assert result.returncode == 0, result.stderr
+    (evaluation,) = msgspec.json.decode(result.stdout, type=list[EvalResult])
+    assert evaluation.version == 10
+
+
+def test_a_finished_run_says_how_to_go_on(finished: Finished, moonmill: Cli, tmp_path: Path) -> None:
+    shutil.copytree(finished.run, tmp_path / "run")
+    run = ["--set", f"run_dir={tmp_path / 'run'}", "--set", "env.id=noisy.py:Noisy"]
+    again = moonmill("train", finished.config, *run)
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    assert "raise train.steps" in moonmill("train", finished.config, *run, "--resume").stderr
+    assert moonmill("train", finished.config, *run, "--set", "train.steps=11", "--resume").returncode == 0
 
 
 def test_on_policy_training_is_exactly_on_policy(moonmill: Cli, config: Path, tmp_path: Path) -> None:
@@ -59,14 +120,6 @@ def test_on_policy_training_is_exactly_on_policy(moonmill: Cli, config: Path, tm
     trained = [r for r in records if "masked_share" in r.metrics]
     assert all(r.metrics["masked_share"] == 0.0 for r in trained)
     assert all(r.metrics["logprob_diff_max"] < 1e-3 for r in trained)
-
-
-def test_modules_of_the_folder_do_not_get_in_the_way(config: Path, tmp_path: Path) -> None:
-    for name in ("queue", "attrs"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('not this one')")
-    command = [Path(sys.executable).with_name("moonmill"), "train", config, "--set", "train.steps=1"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-    assert result.returncode == 0, result.stderr
 
 
 def test_grpo_goes_through_the_same_path(moonmill: Cli, config: Path, tmp_path: Path) -> None:
@@ -239,42 +292,3 @@ def test_evaluations_during_training_are_of_the_version_they_name(moonmill: Cli,
     during = [r for r in results if r["label"].startswith("step")]
     assert during
     assert all(r["label"] == f"step {r['version']}" and r["version"] >= 2 for r in during)
-
-
-def test_an_evaluation_of_a_run_names_its_version(moonmill: Cli, config: Path, tmp_path: Path) -> None:
-    assert moonmill("train", config, "--set", "train.steps=1").returncode == 0
-    result = moonmill("eval", tmp_path / "run", "--samples", 4, "--temperature", 1, "--json")
-    assert result.returncode == 0, result.stderr
-    (evaluation,) = msgspec.json.decode(result.stdout, type=list[EvalResult])
-    assert evaluation.version == 1
-
-
-def test_a_finished_run_says_how_to_go_on(moonmill: Cli, config: Path) -> None:
-    assert moonmill("train", config, "--set", "train.steps=2").returncode == 0
-    again = moonmill("train", config, "--set", "train.steps=2")
-    assert again.returncode == 2
-    assert "--resume" in again.stderr
-    resumed = moonmill("train", config, "--set", "train.steps=2", "--resume")
-    assert "raise train.steps" in resumed.stderr
-    assert moonmill("train", config, "--set", "train.steps=4", "--resume").returncode == 0
-
-
-def test_tools_that_print_do_not_spoil_the_results_in_json(moonmill: Cli, config: Path, tmp_path: Path) -> None:
-    (tmp_path / "noisy.py").write_text(
-        "import os\nfrom moonmill import tool\nfrom moonmill.envs.library.calculator import Calculator\n"
-        "print('noise of the module')\n"
-        "class Noisy(Calculator):\n"
-        "    @tool\n"
-        "    def calculate(self, expression: str) -> str:\n"
-        "        'Work it out.'\n"
-        "        print('noise of the tool')\n"
-        "        os.system('echo noise of a program')\n"
-        "        return super().calculate(expression)\n"
-    )
-    result = moonmill("train", config, "--set", "env.id=noisy.py:Noisy", "--set", "train.steps=1", "--json")
-    assert result.returncode == 0, result.stderr
-    summary = as_json(result)
-    assert isinstance(summary, dict)
-    assert summary["steps"] == 3
-    for who in ("the module", "the tool", "a program"):
-        assert f"noise of {who}" in result.stderr
