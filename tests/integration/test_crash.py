@@ -13,7 +13,7 @@ import pytest
 
 from moonmill.config_io import load_config
 from moonmill.rundir import RunDirectory
-from tests.integration.conftest import Cli, assert_accounted_for, events, steps
+from tests.integration.conftest import Cli, assert_accounted_for, events, steps, write_config
 
 DEADLINE = 240.0
 POINTS = int(os.environ.get("MOONMILL_CRASH_POINTS", "1"))
@@ -65,12 +65,26 @@ def test_a_killed_controller_takes_its_children_along_and_resumes(
     assert_accounted_for(run)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 8 updates, for copies to be damaged."""
+    folder = tmp_path_factory.mktemp("trained")
+    with start(write_config(folder), folder, "--set", "train.steps=8") as trainer:
+        told, _ = trainer.communicate(timeout=DEADLINE)
+    assert trainer.returncode == 0, told
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, where the test's config has its run."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
 @pytest.mark.parametrize("whole", [0, 1])
 def test_a_damaged_checkpoint_is_passed_over_and_its_steps_are_done_again(
-    config: Path, tmp_path: Path, moonmill: Cli, whole: int
+    config: Path, run: Path, moonmill: Cli, whole: int
 ) -> None:
-    run = tmp_path / "run"
-    assert moonmill("train", config, "--set", "train.steps=8").returncode == 0
     checkpoints = sorted((run / "checkpoints").iterdir())
     for path in checkpoints[whole:]:
         weights = path / "policy" / "model.safetensors"
@@ -84,10 +98,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_its_steps_are_done_again(
 
 
 def test_checkpoints_that_the_logs_do_not_know_are_removed_with_a_warning_or_the_run_is_refused(
-    config: Path, tmp_path: Path, moonmill: Cli
+    config: Path, run: Path, moonmill: Cli
 ) -> None:
-    run = tmp_path / "run"
-    assert moonmill("train", config, "--set", "train.steps=6").returncode == 0
     checkpoints = sorted((run / "checkpoints").iterdir())
     log = run / "steps.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
@@ -96,10 +108,10 @@ def test_checkpoints_that_the_logs_do_not_know_are_removed_with_a_warning_or_the
     assert refused.returncode == 2
     assert "steps.jsonl has no step" in refused.stderr
     assert sorted((run / "checkpoints").iterdir()) == checkpoints
-    log.write_bytes(b"".join(lines[:6]))
-    resumed = moonmill("train", config, "--set", "train.steps=6", "--resume")
+    log.write_bytes(b"".join(lines[:9]))
+    resumed = moonmill("train", config, "--set", "train.steps=8", "--resume")
     assert resumed.returncode == 0, resumed.stderr
-    assert f"{checkpoints[-1]} is newer than step 6, the last in the run's logs" in resumed.stderr
+    assert f"{checkpoints[-1]} is newer than step 9, the last in the run's logs" in resumed.stderr
     assert_accounted_for(run)
 
 
@@ -121,9 +133,9 @@ def test_a_run_whose_folder_is_gone_ends_and_leaves_alone_what_stands_in_its_pla
     assert left == ({"config.yaml", "lock", "checkpoints", "weights", "logs"} if how == "replaced" else None)
 
 
-def start(config: Path, folder: Path) -> "subprocess.Popen[str]":
+def start(config: Path, folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "moonmill", "train", str(config)],
+        [sys.executable, "-m", "moonmill", "train", str(config), *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
