@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from anyio import CancelScope
 
 T = TypeVar("T")
+_asked = False
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -42,12 +43,21 @@ def interruptible() -> Iterator[None]:
     # Only an ignored signal stays so until the process is gone: Python resets other handlers long before.
     atexit.unregister(ignore)
     atexit.register(ignore)
+    global _asked
+    if signal.getsignal(STOPPING[0]) is not _interrupt:
+        _asked = False
     before = {number: signal.signal(number, _interrupt) for number in STOPPING}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def raise_if_asked() -> None:
+    """Raise `StopAsked` where a signal has come: what it raised can get lost within an import."""
+    if _asked:
+        raise StopAsked
 
 
 def run_until_stopped(work: Callable[[], Awaitable[T]]) -> T:
@@ -87,4 +97,6 @@ def _end(number: int, frame: object) -> NoReturn:
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
+    global _asked
+    _asked = True
     raise StopAsked

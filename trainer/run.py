@@ -24,7 +24,7 @@ from moonmill.errors import MoonmillError, RunDirectoryError, RunError
 from moonmill.registry import make
 from moonmill.reporting import Reporter, Summary
 from moonmill.rundir import RunDirectory
-from moonmill.signals import STOPPING, ignore, interruptible
+from moonmill.signals import STOPPING, ignore, interruptible, raise_if_asked
 from moonmill.trainer.algorithms.presets import ResolvedAlgorithm, resolve
 from moonmill.trainer.buffer import Buffer
 from moonmill.trainer.checkpoint import latest
@@ -55,6 +55,7 @@ def train(config: Config, *, resume: bool, reporter: Reporter) -> Summary:
         try:
             reporter.phase("checking the config")
             require_valid(config)
+            raise_if_asked()
         except KeyboardInterrupt as e:
             raise RunError("stopped while checking the config: nothing was begun, so there is nothing to resume") from e
         run = (RunDirectory.resume if resume else RunDirectory.create)(Path(config.run_dir), config)

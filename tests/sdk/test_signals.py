@@ -123,3 +123,23 @@ with interruptible():
 """
     ended = run(script, number)
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "closed\nstopped\n", "")
+
+
+@both
+def test_one_that_got_lost_is_told_all_the_same(number: int) -> None:
+    script = """
+from moonmill.signals import raise_if_asked
+
+with interruptible():
+    raise_if_asked()
+    try:
+        send()
+    except BaseException:
+        pass
+    with interruptible():
+        try:
+            raise_if_asked()
+        except KeyboardInterrupt:
+            sys.exit(1)
+"""
+    assert run(script, number).returncode == 1
