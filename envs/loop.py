@@ -68,6 +68,8 @@ class AuthorsLoop:
 
     def __init__(self) -> None:
         self.is_blocked = False
+        self.is_suspect = False
+        """It was slow to hear of something: who has begun on it stays, and the next get another."""
         self.waiting: set[Request] = set()
         """What is to be awaited on it."""
         started: SimpleQueue[asyncio.AbstractEventLoop] = SimpleQueue()
@@ -124,7 +126,7 @@ class LoopKeeper:
 
     def get(self) -> AuthorsLoop:
         with self._lock:
-            if self._kept is None or not self._kept.is_usable:
+            if self._kept is None or self._kept.is_suspect or not self._kept.is_usable:
                 self._kept = AuthorsLoop()
                 threading.Thread(target=self._kept.watch, name="moonmill-loop-watch", daemon=True).start()
             return self._kept
@@ -183,8 +185,8 @@ class Desk:
             return
         self._left = True
         self.close()
-        # A loop that has not even heard of it is blocked.
-        self._home.is_blocked = self._home.is_blocked or not request.is_cancelled
+        # A loop that has not even heard of it may be blocked, or busy.
+        self._home.is_suspect = self._home.is_suspect or not request.is_cancelled
 
     # On the authors' loop from here on.
 

@@ -58,7 +58,10 @@ class LearnerHost:
                 except WorkerDiedError as e:
                     self._allow_restart(e)
             try:
-                await self._connect()
+                try:
+                    await self._connect()
+                except WorkerDiedError as e:
+                    await self._revive(e)
                 self._note("learner_started", pid=self.server.pid)
                 yield self
             finally:
