@@ -40,11 +40,12 @@ demo: install
 	@rm -rf $(DEMO_RUN)
 	@$(BIN)/moonmill train examples/calculator/demo.yaml --set run_dir=$(DEMO_RUN)
 
+# Two at a time: much of a whole run's test is waiting. A file stays on one worker, for what its tests share.
 # A test talks to the engine with curl.
 test: install
 	@command -v curl >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq curl; } || \
 	    { echo "the tests need curl: install it, or run as root" >&2; exit 1; }
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Type checkers and import-linter do not follow the folder mapping of pyproject.toml. They are shown the package as it is
 # imported, made of links to the folders.

@@ -29,6 +29,7 @@ GRACE_SECONDS = 0.2
 _BLOCKED_SECONDS = 30.0
 """A loop that does nothing for so long is blocked."""
 _WATCH_SECONDS = 1.0
+_CANCELLED = "the environment has cancelled the task that runs its asynchronous code"
 
 
 class Answer(Struct):
@@ -67,11 +68,11 @@ class AuthorsLoop:
     """An event loop for authors' code, on a thread that starts at once."""
 
     def __init__(self) -> None:
-        self.is_blocked = False
         self.is_suspect = False
         """It was slow to hear of something: who has begun on it stays, and the next get another."""
-        self.waiting: set[Request] = set()
-        """What is to be awaited on it."""
+        self._lock = threading.Lock()
+        self._waiting: set[Request] = set()
+        self._lost: str | None = None
         started: SimpleQueue[asyncio.AbstractEventLoop] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(started,), name="moonmill-loop", daemon=True)
         self._thread.start()
@@ -79,7 +80,21 @@ class AuthorsLoop:
 
     @property
     def is_usable(self) -> bool:
-        return self._thread.is_alive() and not self.is_blocked
+        """It has neither ended nor been found blocked."""
+        return self._lost is None
+
+    def expect(self, request: "Request") -> None:
+        """Promise an answer to a request, be it that the loop is lost."""
+        with self._lock:
+            if self._lost is None:
+                self._waiting.add(request)
+                return
+        request.settle(_failed(self._lost))
+
+    def forget(self, request: "Request") -> None:
+        """Nobody waits for it any more."""
+        with self._lock:
+            self._waiting.discard(request)
 
     def soon(self, call: Callable[..., Any], *args: Any) -> None:
         """Have something called on the loop, in a context of its own."""
@@ -90,25 +105,28 @@ class AuthorsLoop:
         """Tell all who wait when the loop is blocked; does not return before."""
         while self._is_alive():
             time.sleep(_WATCH_SECONDS)
-        if not self._thread.is_alive():
-            return
-        self.is_blocked = True
         frame = sys._current_frames().get(self._thread.ident or 0)
         where = f", at {place_on(frame)}" if frame is not None else ""
-        error = EnvCodeError(
+        self._lose(
             f"asynchronous code of an environment has blocked the event loop of them all for {_BLOCKED_SECONDS:g} s"
             f"{where}: write what blocks as `def`, not `async def`"
         )
-        for request in list(self.waiting):
-            request.refuse(error)
 
     def _run(self, started: "SimpleQueue[asyncio.AbstractEventLoop]") -> None:
-        try:
-            asyncio.run(_stay(started))
-        except BaseException as e:  # after `loop.stop()`, or a task that raised what ends a process
-            error = EnvCodeError(f"asynchronous code of an environment has ended the event loop of them all: {e!r}")
-            for request in list(self.waiting):
-                request.refuse(error)
+        with suppress(BaseException), asyncio.Runner() as runner:
+            try:
+                runner.run(_stay(started))
+            except BaseException as e:  # after `loop.stop()`, or a task that raised what ends a process
+                self._lose(f"asynchronous code of an environment has ended the event loop of them all: {e!r}")
+
+    def _lose(self, why: str) -> None:
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = why
+            waiting = list(self._waiting)
+        for request in waiting:
+            request.settle(_failed(why))
 
     def _is_alive(self) -> bool:
         alive = threading.Event()
@@ -162,7 +180,7 @@ class Desk:
     async def do(self, wanted: Callable[[], Awaitable[T]]) -> T:
         """Have `wanted` awaited, for an event loop that is not the authors'. What it raises is raised here."""
         request = Request(wanted)
-        self._home.waiting.add(request)
+        self._home.expect(request)
         self._home.soon(self._receive, request)
         try:
             await request.bell.heard()
@@ -170,7 +188,7 @@ class Desk:
             await self._leave(request)
             raise
         finally:
-            self._home.waiting.discard(request)
+            self._home.forget(request)
         result: T = request.answer.given()
         return result
 
@@ -195,7 +213,7 @@ class Desk:
 
     def _receive(self, request: "Request") -> None:
         if self._task.done():
-            request.refuse(_cancelled_from_within())
+            request.settle(_failed(_CANCELLED))
         else:
             self._inbox.put_nowait(request)
 
@@ -214,20 +232,20 @@ class Desk:
             self._left = True
             while not self._inbox.empty():
                 if (waiting := self._inbox.get_nowait()) is not None:
-                    waiting.refuse(_cancelled_from_within())
+                    waiting.settle(_failed(_CANCELLED))
 
     async def _serve(self, request: "Request") -> None:
         self._current = request
         process = os.getpid()
         try:
-            request.answer = Answer(await request.wanted())
+            answer = Answer(await request.wanted())
         except BaseException as e:
-            request.answer = Answer(error=e)
+            answer = Answer(error=e)
         end_if_forked(process)
         self._current = None
         if request.is_cancelled:
             self._task.uncancel()
-        request.bell.ring()
+        request.settle(answer)
 
 
 class Request:
@@ -238,11 +256,13 @@ class Request:
         self.bell = Bell()
         self.answer = Answer(error=LeftBehind())
         self.is_cancelled = False
+        self._is_settled = False
 
-    def refuse(self, error: EnvCodeError) -> None:
-        """Answer it with an error."""
-        self.answer = Answer(error=error)
-        self.bell.ring()
+    def settle(self, answer: Answer) -> None:
+        """Answer it, unless it has been answered: what was told of a lost loop stands."""
+        if not self._is_settled:
+            self._is_settled, self.answer = True, answer
+            self.bell.ring()
 
 
 def end_if_forked(process: int) -> None:
@@ -265,5 +285,5 @@ async def _stay(started: "SimpleQueue[asyncio.AbstractEventLoop]") -> None:
     await asyncio.Event().wait()
 
 
-def _cancelled_from_within() -> EnvCodeError:
-    return EnvCodeError("the environment has cancelled the task that runs its asynchronous code")
+def _failed(why: str) -> Answer:
+    return Answer(error=EnvCodeError(why))

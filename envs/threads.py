@@ -115,9 +115,12 @@ class OwnerThread:
         while (item := self._inbox.get()) is not None:
             if isinstance(item, _Job):
                 self._do(item)
-            elif item[0] is job:  # Else it was for one that has ended without it.
+            elif item[0] is job:
                 result: T = item[1].given()
                 return result
+            elif not item[0].done:  # What this is a part of has been answered: nobody awaits it any more.
+                self._inbox.put(item)
+                raise LeftBehind
         self._inbox.put(None)
         raise LeftBehind
 
