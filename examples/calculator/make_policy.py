@@ -1,6 +1,6 @@
 """Make the starter policy of the calculator example.
 
-A Llama of 0.17M parameters over characters, warmed up on what a scripted expert says (`demonstrate`), on tasks of all
+A Llama of 0.22M parameters over characters, warmed up on what a scripted expert says (`demonstrate`), on tasks of all
 levels, on the tokens of its turns alone. Training stops as soon as the policy, sampled at temperature 1 on held-out
 tasks, solves TARGET of them: good enough that every level is solved now and then, bad enough that reinforcement
 learning has something to do. Success passes from 5% to 50% within a few dozen updates: it is measured, not scheduled.
@@ -91,6 +91,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         intermediate_size=192,
         num_hidden_layers=3,
         num_attention_heads=4,
+        head_dim=32,  # vLLM's attention on a CPU takes no 16.
         max_position_embeddings=512,
         tie_word_embeddings=True,
         bos_token_id=None,

@@ -75,9 +75,10 @@ def make_model(folder: Path) -> None:
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=64,
-        intermediate_size=172,
+        intermediate_size=192,
         num_hidden_layers=3,
         num_attention_heads=4,
+        head_dim=32,
         num_key_value_heads=4,
         max_position_embeddings=MAX_LENGTH,
         bos_token_id=None,

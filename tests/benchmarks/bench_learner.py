@@ -169,9 +169,10 @@ def make_model(folder: Path) -> None:
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=64,
-        intermediate_size=172,
+        intermediate_size=192,
         num_hidden_layers=3,
         num_attention_heads=4,
+        head_dim=32,
         max_position_embeddings=512,
         tie_word_embeddings=True,
     )

@@ -52,7 +52,7 @@ def policy() -> LlamaForCausalLM:
 
 def test_the_policy_is_small_and_in_full_precision(policy: LlamaForCausalLM) -> None:
     assert sum(path.stat().st_size for path in POLICY.iterdir()) < 1_000_000
-    assert policy.num_parameters() < 200_000
+    assert policy.num_parameters() < 250_000
     assert {p.dtype for p in policy.parameters()} == {torch.float32}
 
 
