@@ -35,6 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (minutes, the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,report,dev]'
 	@touch $@
+	@echo "installed: source $(BIN)/activate makes moonmill a command"
 
 demo: install
 	@rm -rf $(DEMO_RUN)

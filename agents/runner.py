@@ -4,6 +4,7 @@
 and never a reward. Only cancellation passes through, and the `EOFError` of a player who leaves.
 """
 
+import copy
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,13 +49,15 @@ class EpisodeRunner:
             group: the group the rollout belongs to, in the group modes.
         """
         started_at, start = time.time(), time.monotonic()
+        # Author's code may change what it is given: that is for its own episode, and not for the log.
+        own = copy.deepcopy(task)
         episode = _Episode()
         rollout: Rollout | None = None
         scoring = 0.0
         try:
             async with EnvHost(self.factory, self.env_id) as host:
-                await episode.play(host, self.agent, task, seed)
-                rollout = episode.rollout(self.env_id, task, id, seed, index, group)
+                await episode.play(host, self.agent, own, seed)
+                rollout = episode.rollout(self.env_id, own, id, seed, index, group)
                 scored_from = time.monotonic()
                 if rollout.status is not Status.FAILED:
                     rollout = await host.score(rollout)
@@ -65,7 +68,7 @@ class EpisodeRunner:
             # What has its reward keeps it: only `close` can have raised.
             rollout = msgspec.structs.replace(rollout, error=text_of(e)) if rollout and scoring else failed
         timings = Timings(started_at, time.monotonic() - start, episode.generation, episode.environment, scoring)
-        return msgspec.structs.replace(rollout, timings=timings)
+        return msgspec.structs.replace(rollout, task=task, timings=timings)
 
 
 class _Episode:

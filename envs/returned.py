@@ -13,6 +13,8 @@ from moonmill.errors import EnvCodeError, RewardError
 from moonmill.types import Message
 
 UNBOUNDED = (-math.inf, math.inf)
+_LARGEST = 1e15
+"""The squares of what is beyond it would overflow where a learner sums them in float32."""
 _FIVE = "(observation, reward, terminated, truncated, info)"
 _TWO = "(observation, info)"
 
@@ -78,7 +80,9 @@ def as_number(what: str, value: Any, bounds: tuple[float, float]) -> float:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-    if math.isfinite(number) and low <= number <= high:
+    if max(low, -_LARGEST) <= number <= min(high, _LARGEST):
         return number
     limits = "" if math.isinf(low) and math.isinf(high) else f" within [{low:g}, {high:g}] (reward_bounds)"
+    if math.isfinite(number) and abs(number) > _LARGEST:
+        limits += f", and not beyond ±{_LARGEST:g}"
     raise RewardError(f"{what} returned {value!r:.100}; it must be a finite number{limits}")

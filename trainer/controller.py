@@ -92,6 +92,8 @@ class Controller:
         self._rewards = RewardWatch()
         self._last_error: str | None = None
         self._steps_total = steps_total
+        self.is_saved = False
+        """The last checkpoint of this run has been written."""
         self.step = recovery.step
         self.version = recovery.version
         self._again = list(recovery.holes)
@@ -104,14 +106,14 @@ class Controller:
         self._notify()
 
     @property
-    def stopped(self) -> bool:
-        """`stop` was called before all steps were done."""
-        return self._stop_asked.is_set() and self.version < self._config.train.steps
+    def stop_asked(self) -> bool:
+        """`stop` was called."""
+        return self._stop_asked.is_set()
 
     @property
-    def is_ending(self) -> bool:
-        """All steps are done, or `stop` was called: there is no further step to wait for."""
-        return self._stop_asked.is_set() or self.version >= self._config.train.steps
+    def stopped(self) -> bool:
+        """`stop` was called before all steps were done."""
+        return self.stop_asked and self.version < self._config.train.steps
 
     async def train(self) -> None:
         """Train until the configured number of policy updates is done, or `stop` is called.
@@ -125,13 +127,14 @@ class Controller:
             with suppress(RunDirectoryError):  # Where that cannot be logged either, the first error is the one to tell.
                 self._log_drops()
             raise
-        if not self.is_ending:
+        if not self.stop_asked and self.version < self._config.train.steps:
             # Author's code can cancel the task it runs in, and a task group then ends as if it were done.
             raise RunError(
                 f"training was cancelled from within after {self.version} of {self._config.train.steps} policy "
                 "updates: code of the environment has cancelled a task that is not its own; --resume continues"
             )
         await self._checkpoint()
+        self.is_saved = True
         if not self.stopped:
             self._buffer.drain("run_ended")
             self._log_drops()
@@ -147,7 +150,7 @@ class Controller:
                     await self._changed.wait()
                 # What still runs now belongs to no step.
                 group.cancel_scope.cancel()
-            if self.stopped:
+            if self.stop_asked:
                 evaluations.cancel_scope.cancel()
 
     def _log_drops(self) -> None:
@@ -176,7 +179,10 @@ class Controller:
                 accepted=self._buffer.accepted,
                 running=self._buffer.running,
             )
-            for _ in range(room):
+            # Those had a place before the run was resumed, perhaps with a larger staleness bound: what came after them
+            # may be of no use without them.
+            again = min(len(self._again), self._config.async_.max_concurrent - self._buffer.running)
+            for _ in range(max(room, again)):
                 index = self._next()
                 self._buffer.admit(index)
                 group.start_soon(self._episode, index)

@@ -95,7 +95,7 @@ class _Run:
         self.factory = partial(make, config.env.id, **config.env.args)
         self.renderer: TurnRenderer
         self.controller: Controller | None = None
-        self.started = False
+        self.started = self.finished = False
         self.stopped_at_once = False
 
     async def main(self) -> None:
@@ -161,9 +161,12 @@ class _Run:
         self.reporter.phase("training")
         self.controller = self._controller(engine, learner, tasks, recovery)
         await self.controller.train()
-        if not self.controller.stopped:
+        # Asked to stop when all steps were done, there may still be the evaluation to come back for.
+        stopped = self.controller.stopped or (self.controller.stop_asked and self.config.eval.samples > 0)
+        if not stopped:
             await self._evaluate(engine, "after")
-        self.ledger.event("stopped" if self.controller.stopped else "finished", step=self.controller.step)
+        self.ledger.event("stopped" if stopped else "finished", step=self.controller.step)
+        self.finished = True
 
     def _controller(self, engine: EngineHost, learner: LearnerHost, tasks: TaskFeed, recovery: Recovery) -> Controller:
         config = self.config
@@ -217,9 +220,14 @@ class _Run:
             self.reporter.warn(f"{kind.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in data.items()))
 
     async def _watch_signals(self, signals: AsyncIterator[signal.Signals], job: anyio.CancelScope) -> None:
-        """Stop after the current step at the first signal, at once at the second; a third changes nothing."""
+        """Stop with a checkpoint at the first signal, at once at the second; a third changes nothing.
+
+        Where there is nothing to save yet, or all is saved, the first stops at once; what has finished stays so.
+        """
         async for _ in signals:
-            if self.controller is None or self.controller.is_ending:
+            if self.finished:
+                continue
+            if self.controller is None or self.controller.stop_asked or self.controller.is_saved:
                 # Not by an exception: asyncio lets KeyboardInterrupt through without ending its worker threads.
                 self.stopped_at_once = True
                 job.cancel()

@@ -1,7 +1,7 @@
 """A run in figures, read from its directory: also of one that goes on, or was killed."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -68,6 +68,17 @@ def _rollouts(run: RunDirectory) -> tuple[int, int, tuple[ToolFault, ...]]:
         truncated += rollout.status is Status.TRUNCATED
         _add_faults(faults, rollout.tool_faults)
     return finished, truncated, with_unknown_as_one(faults.values())
+
+
+def fates(run: RunDirectory, rollouts: Collection[str]) -> dict[str, str]:
+    """What has become of some rollouts, by their ids, in words."""
+    found = dict.fromkeys(rollouts, "not yet trained on")
+    if not found:
+        return found
+    for record in read_jsonl(run.steps, StepRecord):
+        found |= {name: f"trained on in step {record.step}" for name in record.consumed if name in found}
+        found |= {drop.rollout: f"dropped: {drop.reason}" for drop in record.dropped if drop.rollout in found}
+    return found
 
 
 def means(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -10,12 +10,10 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from moonmill.agents.engine.folder import problem_of
+from moonmill.agents.engine.folder import positions_of, problem_of, require_hub
 from moonmill.blame import blaming
 from moonmill.config import Config
 from moonmill.envs import MultiTurnEnv, Taskset
@@ -149,27 +147,16 @@ def _model(config: Config) -> str:
     if not _may_exist(config.model.path):
         raise ConfigError(f"model.path: there is no folder {config.model.path}, and it is no hub id (owner/name)")
     if not os.path.isdir(config.model.path):
-        return f"{config.model.path}, from the hub"
+        return f"{config.model.path}, from {require_hub(config.model.path)}"
     if problem := problem_of(config.model.path):
         raise ConfigError(f"model.path: {problem}")
-    positions = _positions(Path(config.model.path, "config.json"))
+    positions = positions_of(Path(config.model.path))
     if positions is not None and config.model.max_length > positions:
         raise ConfigError(
             f"model.max_length: {config.model.max_length} is more than the {positions} positions that the model "
             f"{config.model.path} has: lower it"
         )
     return config.model.path
-
-
-def _positions(file: Path) -> int | None:
-    """The longest context of a model, where its configuration tells."""
-    try:
-        told = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as e:
-        raise ConfigError(f"model.path: {file} cannot be read: {e}") from e
-    text = told.get("text_config", told)
-    found = text.get("max_position_embeddings", text.get("n_positions")) if isinstance(text, dict) else None
-    return found if isinstance(found, int) else None
 
 
 def _renderer(config: Config) -> str:

@@ -98,11 +98,19 @@ def settings(target: str, model: Path | None, overrides: tuple[str, ...]) -> "Co
         if load_config(config_file).env.id != target:
             overrides = (_set("env", {"id": target}), *overrides)
     else:
-        data = {"env": {"id": target}, "model": {"path": str(model)}}
+        data = {"env": {"id": target}, "model": {"path": str(model), "max_length": _length_of(model)}}
         return make_config(data, overrides, source=f"moonmill eval {target}", folder=Path.cwd())
     if model is not None:
         overrides = (_set("model.path", str(policy_of(model))), *overrides)
     return load_config(config_file, overrides)
+
+
+def _length_of(model: Path) -> int:
+    """The context to play in where only the model says: its own, unless that is longer than a config's default."""
+    from moonmill.agents.engine.folder import positions_of
+    from moonmill.config import ModelConfig
+
+    return min(positions_of(model) or ModelConfig("").max_length, ModelConfig("").max_length)
 
 
 def _set(key: str, value: object) -> str:

@@ -26,17 +26,20 @@ def inspect_run(run: Path, count: int, as_json: bool) -> None:
     from moonmill.cli.transcripts import print_rollout
     from moonmill.jsonl import read_jsonl
     from moonmill.rundir import RunDirectory
-    from moonmill.trainer.summary import summarize
+    from moonmill.trainer.summary import fates, summarize
     from moonmill.types import Rollout
 
     directory = RunDirectory.open(run)
     summary = summarize(run)
     last = deque(read_jsonl(directory.rollouts, Rollout), maxlen=count) if count else ()
+    became = fates(directory, {rollout.id for rollout in last})
     if as_json:
-        print_json(msgspec.to_builtins(summary) | ({"rollouts": list(last)} if count else {}))
+        shown = {"rollouts": list(last), "fates": became} if count else {}
+        print_json(msgspec.to_builtins(summary) | shown)
         return
     out = console()
     print_summary(out, summary)
     for rollout in last:
         out.print()
         print_rollout(out, rollout)
+        out.print(f"   {became[rollout.id]}")

@@ -33,7 +33,7 @@ _SMOOTH = 5
     type=click.Path(path_type=Path),
     default=Path("curves.png"),
     show_default=True,
-    help="The picture's file; its ending decides the format: .png, .svg, .pdf.",
+    help="The picture's file; its ending decides the format: .png, .svg, .pdf, or another that matplotlib knows.",
 )
 def plot(runs: tuple[Path, ...], out: Path) -> None:
     """Draw the curves of runs into a picture.

@@ -71,12 +71,17 @@ def changes(evals: Sequence[EvalResult]) -> list[str]:
     by_temperature: dict[float, list[EvalResult]] = {}
     for result in evals:
         by_temperature.setdefault(result.temperature, []).append(result)
-    return [
-        f"T = {temperature:g}: {share(of[0].success)} {of[0].label}, {share(of[-1].success)} {of[-1].label}: "
-        f"{100 * (of[-1].success - of[0].success):+.1f} points"
-        for temperature, of in by_temperature.items()
-        if len(of) > 1
-    ]
+    return [_change(of[0], of[-1]) for of in by_temperature.values() if len(of) > 1]
+
+
+def _change(first: EvalResult, last: EvalResult) -> str:
+    line = (
+        f"T = {first.temperature:g}: {share(first.success)} {first.label}, {share(last.success)} {last.label}: "
+        f"{100 * (last.success - first.success):+.1f} points"
+    )
+    if first.samples + first.failed == last.samples + last.failed:
+        return line
+    return f"{line} (not the same tasks: {first.samples} samples before, {last.samples} now)"
 
 
 def _facts(s: Summary) -> Iterable[tuple[str, str]]:

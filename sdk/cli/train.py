@@ -7,6 +7,7 @@ import click
 
 from moonmill.cli.options import json_option, set_option
 from moonmill.cli.results import Command
+from moonmill.signals import ignore
 
 
 @click.command(cls=Command)
@@ -23,7 +24,6 @@ def train(config: Path, overrides: tuple[str, ...], resume: bool, as_json: bool)
     from moonmill.cli.progress import reporting
     from moonmill.cli.tables import print_summary
     from moonmill.config_io import load_config
-    from moonmill.errors import RunError
     from moonmill.rundir import RunDirectory
     from moonmill.trainer.validate import AT_ONCE, require_valid
 
@@ -33,15 +33,19 @@ def train(config: Path, overrides: tuple[str, ...], resume: bool, as_json: bool)
     from moonmill.trainer.run import train as run  # takes seconds: what is wrong is told before
 
     arguments = [str(config), *(part for override in overrides for part in ("--set", override))]
-    stopped = RunError(f"stopped; resume with: moonmill train {shlex.join(arguments)} --resume")
+    stopped = f"stopped; resume with: moonmill train {shlex.join(arguments)} --resume"
+    context = click.get_current_context()
     with reporting() as reporter:
         try:
             summary = run(settings, resume=resume, reporter=reporter)
-        except KeyboardInterrupt as e:
-            raise stopped from e
+        except KeyboardInterrupt:
+            ignore()
+            click.echo(stopped, err=True)
+            context.exit(1)
     if as_json:
         print_json(summary)
     else:
         print_summary(console(), summary)
     if summary.status == "stopped":
-        raise stopped
+        click.echo(stopped, err=True)
+        context.exit(1)

@@ -436,3 +436,26 @@ def test_cancellation_passes_through_and_closes_the_environment() -> None:
 @pytest.mark.parametrize("reason", ["stop", "abort"])
 def test_other_finish_reasons_end_nothing(reason: FinishReason) -> None:
     assert play(Env, Player(Turn(WORK, reason), ANSWER)).status is Status.FINISHED
+
+
+def test_what_an_environment_does_to_its_task_stays_in_its_episode() -> None:
+    class Marked(Env):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            out = super().reset(seed=seed, options=options)
+            assert "connection" not in self.task.info
+            self.task.info["connection"] = object()
+            return out
+
+        @reward
+        def correct(self, rollout: Rollout) -> float:
+            rollout.task.info["scored"] = object()
+            return 1.0
+
+    async def main() -> None:
+        task = msgspec.structs.replace(TASK, info={"known": 1})
+        for _ in range(2):
+            rollout = await EpisodeRunner("test-v0", Marked, Player(ANSWER)).run(task, id="r", seed=3)
+            assert rollout.error is None
+            assert (rollout.reward, rollout.task.info) == (1.0, {"known": 1})
+
+    anyio.run(main)

@@ -137,13 +137,26 @@ def test_the_bounds_are_the_environments() -> None:
     assert "within [0, inf] (reward_bounds)" in str(scored(Env()).error)
 
 
+def test_a_reward_that_no_learner_could_square_fails_the_rollout() -> None:
+    class Env(OneTask):
+        reward_bounds = (-math.inf, math.inf)
+
+        @reward
+        def huge(self, rollout: Rollout) -> float:
+            return -1e308
+
+    assert scored(Env()).error == (
+        "test-v0: the reward 'huge' returned -1e+308; it must be a finite number, and not beyond ±1e+15"
+    )
+
+
 def test_a_sum_that_overflows_fails_the_rollout() -> None:
     class Env(OneTask):
         reward_bounds = (-math.inf, math.inf)
 
-        @reward(weight=10)
+        @reward(weight=1e308)
         def huge(self, rollout: Rollout) -> float:
-            return 1e308
+            return 10.0
 
     rollout = scored(Env())
     assert (rollout.status, rollout.reward) == (Status.FAILED, None)

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moonmill.config_io import load_config
@@ -167,3 +168,21 @@ def alive(pid: int) -> bool:
         return False
     # A zombie has ended; it only waits for whoever adopted it.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_groups_with_members_missing_are_completed_under_a_lower_bound(
+    config: Path, tmp_path: Path, moonmill: Cli
+) -> None:
+    """More has finished than the new bound admits, and none of it is of use without what has not."""
+    sets = ["--set", "algorithm={preset: grpo, advantage: {type: group_zscore, group_size: 4}}"]
+    run = tmp_path / "run"
+    assert moonmill("train", config, *sets, "--set", "train.steps=2").returncode == 0
+    shutil.rmtree(run / "checkpoints")
+    (run / "steps.jsonl").unlink()
+    lines = (run / "rollouts.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if msgspec.json.decode(line).get("index", 0) % 4 != 3]
+    (run / "rollouts.jsonl").write_text("".join(kept))
+    assert len(kept) > 8  # Bound 0 admits one batch.
+    resumed = moonmill("train", config, *sets, "--set", "async.max_staleness=0", "--resume", timeout=120)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_accounted_for(run)

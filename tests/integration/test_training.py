@@ -1,5 +1,6 @@
 """The main job in small: a real policy, a real engine and learner, and what the run's files say afterwards."""
 
+import os
 import re
 import resource
 import shutil
@@ -17,6 +18,7 @@ from moonmill.config_io import load_config
 from moonmill.errors import RunError
 from moonmill.jsonl import read_jsonl
 from moonmill.reporting import EvalResult, StepLine
+from moonmill.trainer.ledger import Ledger
 from moonmill.trainer.run import train
 from moonmill.types import Rollout
 from tests.integration.conftest import Cli, as_json, assert_accounted_for, events, steps, write_config
@@ -246,7 +248,7 @@ def test_signals_while_the_run_begins_and_while_it_ends_give_one_answer(
         trainer.send_signal(number)
         _, more = trainer.communicate(timeout=60)
     assert (trainer.returncode, more) == (1, "")
-    assert answer.startswith("error: stopped; resume with: moonmill train")
+    assert answer.startswith("stopped; resume with: moonmill train")
 
 
 def test_stopped_before_it_began_a_run_has_nothing_to_resume(config: Path, tmp_path: Path) -> None:
@@ -261,19 +263,60 @@ def test_stopped_before_it_began_a_run_has_nothing_to_resume(config: Path, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-class FullDisk:
-    """A reporter under which the run breaks, and nothing can be written any more."""
+class Quiet:
+    """A reporter that tells nobody."""
 
-    def phase(self, text: str) -> None:
-        if text == "starting engine and learner":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-            raise RunError("what went wrong first")
+    def phase(self, text: str) -> None: ...
 
     def step(self, line: StepLine) -> None: ...
 
     def eval(self, result: EvalResult) -> None: ...
 
     def warn(self, text: str) -> None: ...
+
+
+class PressedAtTheEnd(Quiet):
+    """Ctrl-C comes when the last step has been done, and the last checkpoint has not."""
+
+    def step(self, line: StepLine) -> None:
+        if line.step == line.steps_total:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("samples", [0, 8])
+def test_ctrl_c_after_the_last_step_leaves_its_checkpoint(config: Path, tmp_path: Path, samples: int) -> None:
+    sets = ["train.steps=2", f"eval={{samples: {samples}, temperatures: [0.0]}}"]
+    settings = load_config(config, sets)
+    summary = train(settings, resume=False, reporter=PressedAtTheEnd())
+    assert summary.version == 2
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000004"]
+    assert summary.status == ("stopped" if samples else "finished")
+    if samples:
+        summary = train(settings, resume=True, reporter=Quiet())
+        assert summary.status == "finished"
+        assert [result.label for result in summary.evals] == ["before", "after"]
+    assert_accounted_for(tmp_path / "run")
+
+
+def test_ctrl_c_changes_nothing_of_a_run_that_has_finished(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = Ledger.event
+
+    def event(self: Ledger, kind: str, **data: object) -> None:
+        keep(self, kind, **data)
+        if kind == "finished":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Ledger, "event", event)
+    assert train(load_config(config, ["train.steps=1"]), resume=False, reporter=Quiet()).status == "finished"
+
+
+class FullDisk(Quiet):
+    """A reporter under which the run breaks, and nothing can be written any more."""
+
+    def phase(self, text: str) -> None:
+        if text == "starting engine and learner":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            raise RunError("what went wrong first")
 
 
 def test_a_full_disk_does_not_hide_what_ended_the_run(config: Path) -> None:

@@ -3,10 +3,13 @@
 import io
 import json
 import re
+from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from moonmill.cli.evaluate import settings
 from moonmill.cli.figures import number, seconds, share
 from moonmill.cli.output import console, print_json
 from moonmill.cli.progress import LiveReporter, PlainReporter, eval_text, reporting, sparkline, step_text
@@ -136,6 +139,18 @@ def test_a_run_that_has_just_begun_can_be_shown():
 
 def test_a_change_needs_two_evaluations_at_one_temperature():
     assert changes([evaluation("before", 0.4), evaluation("after", 0.5, 0.0)]) == []
+
+
+def test_a_change_over_other_tasks_says_so():
+    fewer = msgspec.structs.replace(evaluation("after", 0.5), samples=100)
+    (line,) = changes([evaluation("before", 0.4), fewer])
+    assert line.endswith("+10.0 points (not the same tasks: 600 samples before, 100 now)")
+
+
+def test_a_model_alone_says_in_which_context_it_is_evaluated():
+    policy = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
+    assert settings("calculator-v0", policy, ()).model.max_length == 512
+    assert settings("calculator-v0", policy, ("model.max_length=99",)).model.max_length == 99
 
 
 def test_a_summary_in_json_has_every_key(capsys):

@@ -11,7 +11,7 @@ from moonmill.rundir import RunDirectory
 from moonmill.trainer.buffer import Drop
 from moonmill.trainer.ledger import Ledger
 from moonmill.trainer.records import StepRecord
-from moonmill.trainer.summary import summarize
+from moonmill.trainer.summary import fates, summarize
 from moonmill.types import Rollout, Status, StopReason, Task, ToolFault
 
 FINISHED = Rollout("0", "test-v0", Task("?"), Status.FINISHED, StopReason.ANSWERED, reward=1.0)
@@ -70,3 +70,13 @@ def test_every_finished_rollout_is_trained_on_given_up_or_pending(tmp_path: Path
     ]
     summary = summary_of(tmp_path, [msgspec.structs.replace(FINISHED, id=str(i)) for i in range(7)], steps)
     assert (summary.rollouts_finished, summary.rollouts_trained, summary.pending) == (7, 3, 2)
+
+
+def test_the_fate_of_a_rollout_is_told_in_words(tmp_path: Path) -> None:
+    step = StepRecord(7, 5, consumed=("0",), dropped=(Drop("1", "stale"),))
+    summary_of(tmp_path, [], [step])
+    assert fates(RunDirectory.open(tmp_path / "run"), {"0", "1", "2"}) == {
+        "0": "trained on in step 7",
+        "1": "dropped: stale",
+        "2": "not yet trained on",
+    }

@@ -72,6 +72,14 @@ def test_a_folder_without_a_model_is_told_and_what_needs_it_is_not_looked_at(con
     assert (checks["renderer"].ok, checks["prompts"].ok) == (None, None)
 
 
+def test_a_hub_that_cannot_be_reached_is_told_at_once(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = "http://127.0.0.1:9"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", nobody)
+    check = found(replace(config, model=ModelConfig("nobody/nothing")))["model"]
+    assert check.ok is False
+    assert f"the hub {nobody} cannot be reached" in check.detail
+
+
 def test_a_context_longer_than_the_model_is_told_before_the_model_is_loaded(config: Config) -> None:
     check = found(replace(config, model=replace(config.model, max_length=100_000)))["model"]
     assert check.ok is False
