@@ -17,6 +17,7 @@ import anyio.to_thread
 import msgspec
 
 from moonmill.agents.agent import Agent
+from moonmill.agents.engine.folder import text_of
 from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.rendering import load_renderer
 from moonmill.agents.runner import EnvFactory, EpisodeRunner
@@ -63,7 +64,7 @@ def evaluate(
 async def _evaluate(
     config: Config, samples: int, temperatures: tuple[float, ...], reporter: Reporter, log_dir: Path
 ) -> tuple[EvalResult, ...]:
-    renderer = await anyio.to_thread.run_sync(load_renderer, config.model.path, config.model.renderer)
+    renderer = await anyio.to_thread.run_sync(load_renderer, text_of(config.model.path), config.model.renderer)
     factory = partial(make, config.env.id, **config.env.args)
     version = await anyio.to_thread.run_sync(version_of, Path(config.model.path))
     results = []

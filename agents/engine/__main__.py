@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m moonmill.agents.engine", description=__doc__)
-    parser.add_argument("--model", required=True, help="a folder with a transformers model, or a hub id")
+    parser.add_argument(
+        "--model", required=True, help="a folder with a transformers model or a PEFT adapter, or a hub id"
+    )
     parser.add_argument("--served-name", help="the name requests use for it; default: as --model")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes any free one; the ready line tells which")

@@ -1,4 +1,8 @@
-"""A first look at a model, before anything heavy is imported for it."""
+"""A first look at a model, before anything heavy is imported for it.
+
+A folder holds a whole model (`config.json`), or a PEFT adapter (`adapter_config.json`), which names the base it stands
+on.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,26 +12,83 @@ import msgspec
 
 from moonmill.errors import ConfigError
 
+ADAPTER_FILE = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _HUB_SECONDS = 10.0
 
 
-def problem_of(model: str) -> str | None:
-    """Why `model` can be neither a model's folder nor a hub id; None where it can."""
+class _AdapterFile(msgspec.Struct):
+    """What is read here of `adapter_config.json`."""
+
+    base_model_name_or_path: str | None = None
+
+
+def parts_of(model: str) -> tuple[str, Path | None]:
+    """The base of a model, a folder or a hub id, and the adapter's folder: None where `model` is no adapter.
+
+    Raises:
+        ConfigError: the adapter does not say what its base is.
+    """
     folder = Path(model)
-    if folder.exists():
-        return None if (folder / "config.json").is_file() else f"{model} is not a model folder: it has no config.json"
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        return f"the model folder {model} does not exist"
+    file = folder / ADAPTER_FILE
+    if not file.is_file():
+        return model, None
+    try:
+        base = msgspec.json.decode(file.read_bytes(), type=_AdapterFile).base_model_name_or_path
+    except (OSError, msgspec.MsgspecError) as e:
+        raise ConfigError(f"{file} cannot be read: {e}") from e
+    if not base:
+        raise ConfigError(f"{file} does not name the adapter's base: set base_model_name_or_path in it")
+    return base, folder
+
+
+def problem_of(model: str) -> str | None:
+    """Why `model` can be neither a model's or an adapter's folder nor a hub id; None where it can."""
+    try:
+        base, adapter = parts_of(model)
+    except ConfigError as e:
+        return str(e)
+    if adapter is None:
+        return _problem_of_whole(model)
+    if not (adapter / ADAPTER_WEIGHTS).is_file():
+        return f"{model} is not a whole adapter: it has no {ADAPTER_WEIGHTS}"
+    if (Path(base) / ADAPTER_FILE).is_file():
+        return f"the adapter {model} stands on {base}, which is an adapter itself: only a whole model can be a base"
+    if problem := _problem_of_whole(base):
+        return (
+            f"the adapter {model} cannot be used without its base: {problem}. Bring it back, or set "
+            f"base_model_name_or_path in {adapter / ADAPTER_FILE} to where it is now"
+        )
     return None
 
 
+def text_of(model: str) -> str:
+    """Where a model's tokenizer and chat format are: for an adapter that has none beside it, with its base."""
+    base, adapter = parts_of(model)
+    return base if adapter and not any((adapter / name).exists() for name in _TOKENIZER_FILES) else model
+
+
+def require_whole(model: str) -> None:
+    """Refuse an adapter, where only a whole model can be begun with.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if parts_of(model)[1]:
+        raise ConfigError(
+            f"model.path: {model} is an adapter, and training begins with a whole model: make one with `moonmill "
+            f"export {model} --merge --out FOLDER`, and give that folder"
+        )
+
+
 def positions_of(folder: Path) -> int | None:
-    """The longest context of the model in a folder, where its configuration tells.
+    """The longest context of the model in a folder, or of an adapter's base, where its configuration tells.
 
     Raises:
         ConfigError: the configuration is there and cannot be read.
     """
-    file = folder / "config.json"
+    file = Path(parts_of(str(folder))[0], "config.json")
     try:
         told = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
@@ -62,3 +123,12 @@ def require_hub(model: str) -> str:
             f"of this name ({type(e).__name__}: {e}): {advice}, or mend the connection"
         ) from e
     return "the hub"
+
+
+def _problem_of_whole(model: str) -> str | None:
+    folder = Path(model)
+    if folder.exists():
+        return None if (folder / "config.json").is_file() else f"{model} is not a model folder: it has no config.json"
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        return f"the model folder {model} does not exist"
+    return None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from moonmill.agents.engine.attention import IMPLEMENTATION, Chunk, KVCache, StepPlan
-from moonmill.agents.engine.folder import problem_of
+from moonmill.agents.engine.folder import parts_of, problem_of
 from moonmill.errors import ConfigError, EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -34,13 +34,20 @@ class ModelError(EngineError):
 
 
 def load_model(path: str, dtype: str, device: str) -> PreTrainedModel:
-    """The model in a folder (or under a hub id), ready to run over slots.
+    """The model in a folder (or under a hub id), ready to run over slots; an adapter in a folder, merged into its base.
 
     Raises:
         ModelError: there is none, or its attention is not one this engine can do.
     """
     if problem := problem_of(path):
         raise ModelError(problem)
+    base, adapter = parts_of(path)
+    model = _load_whole(base, dtype, device)
+    _use_slots(model)
+    return load_version(model, adapter) if adapter else model
+
+
+def _load_whole(path: str, dtype: str, device: str) -> PreTrainedModel:
     try:
         target = torch.device(device)
         torch.zeros(1, device=target)
@@ -54,7 +61,6 @@ def load_model(path: str, dtype: str, device: str) -> PreTrainedModel:
         raise
     except Exception as e:  # transformers, safetensors and torch raise whatever they like about a folder or a device
         raise ModelError(f"cannot load the model {path} on {device}: {_first_line(e)}") from e
-    _use_slots(model)
     return model
 
 

@@ -14,6 +14,7 @@ import anyio.to_thread
 from msgspec import Struct
 from transformers import GenerationConfig, PreTrainedModel
 
+from moonmill.agents.engine.folder import text_of
 from moonmill.agents.engine.loop import DecodeLoop
 from moonmill.agents.engine.models import ModelError, load_model, load_version
 from moonmill.agents.engine.protocol import ApiError, ChatRequest, CompletionRequest
@@ -77,7 +78,7 @@ class Service:
             )
         self.max_length = options.max_length or positions or 2048
         self.eos = _eos_ids(self.base)
-        self.text = load_text(options.model)
+        self.text = load_text(text_of(options.model))
         self.models: dict[str, PreTrainedModel] = {options.served_name: self.base}
         self.paths: dict[str, str] = {options.served_name: options.model}
         scheduler = Scheduler(self.models, options.max_batch, self.max_length, self.base.device)
@@ -217,7 +218,7 @@ class Service:
         # Training never chats, and importing the renderers takes a second of a restart.
         from moonmill.agents.rendering import load_renderer
 
-        return load_renderer(self.options.model, self.options.renderer)
+        return load_renderer(text_of(self.options.model), self.options.renderer)
 
     def _load(self, path: Path) -> PreTrainedModel:
         return load_version(self.base, path)

@@ -25,7 +25,7 @@ _SAMPLES = 200
 @click.option(
     "--model",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A model's folder, or a run's, which stands for its newest checkpoint.",
+    help="The folder of a model, of an adapter, or of a run, which stands for its newest checkpoint.",
 )
 @click.option("--samples", type=click.IntRange(min=1), help="Tasks at each temperature.")
 @click.option(

@@ -43,5 +43,6 @@ def settings_of(folder: Path) -> "ModelConfig | None":
 
 
 def is_run(folder: Path) -> bool:
-    """Whether `folder` is a run directory. A model has a `config.json` instead."""
-    return (folder / "config.yaml").is_file() and not (folder / "config.json").is_file()
+    """Whether `folder` is a run directory. A model has a `config.json` instead, an adapter an `adapter_config.json`."""
+    model = ("config.json", "adapter_config.json")
+    return (folder / "config.yaml").is_file() and not any((folder / name).is_file() for name in model)

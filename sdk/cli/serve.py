@@ -57,7 +57,7 @@ def serve(
 ) -> None:
     """Serve a model to any OpenAI client.
 
-    MODEL is a model's folder, or a run's, which stands for its newest checkpoint. The server runs until
+    MODEL is a model's folder, an adapter's, or a run's, which stands for its newest checkpoint. The server runs until
     Ctrl-C and answers OpenAI's /v1/completions, /v1/chat/completions (with tools) and /v1/models.
     """
     served = name or model.resolve().name

@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from moonmill.agents.engine import folder as folders
 from moonmill.agents.engine.attention import Chunk, KVCache, StepPlan
 from moonmill.agents.engine.models import ModelError, forward, load_model, load_version
 
@@ -69,6 +70,47 @@ def test_a_lora_adapter_shares_what_it_does_not_change(base: PreTrainedModel, mo
 def test_an_adapter_may_replace_whole_modules(base: PreTrainedModel, model_dir: Path, tmp_path: Path) -> None:
     expected = adapter(model_dir, tmp_path, target_modules=["v_proj"], modules_to_save=["lm_head"])
     assert torch.allclose(logits_of(load_version(base, tmp_path)), expected, atol=1e-4)
+
+
+def test_an_adapters_folder_is_loaded_as_a_model(model_dir: Path, tmp_path: Path) -> None:
+    expected = adapter(model_dir, tmp_path, target_modules=["q_proj", "down_proj"])
+    assert folders.parts_of(str(tmp_path)) == (str(model_dir), tmp_path)
+    assert torch.allclose(logits_of(load_model(str(tmp_path), "float32", "cpu")), expected, atol=1e-4)
+
+
+def test_the_tokenizer_of_an_adapter_is_its_own_or_its_bases(model_dir: Path, tmp_path: Path) -> None:
+    adapter(model_dir, tmp_path, target_modules=["q_proj"])
+    assert folders.text_of(str(tmp_path)) == str(model_dir)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert folders.text_of(str(tmp_path)) == str(tmp_path)
+    assert folders.text_of("owner/name") == "owner/name"
+
+
+@pytest.mark.parametrize(
+    ("description", "words"),
+    [
+        ('{"base_model_name_or_path": "/gone/away"}', "without its base: the model folder /gone/away does not exist"),
+        ('{"base_model_name_or_path": null}', "does not name the adapter's base: set base_model_name_or_path"),
+        ("{", "adapter_config.json cannot be read"),
+    ],
+)
+def test_an_adapter_without_a_base_is_refused(tmp_path: Path, description: str, words: str) -> None:
+    (tmp_path / "adapter_model.safetensors").touch()
+    (tmp_path / "adapter_config.json").write_text(description)
+    with pytest.raises(ModelError, match=words):
+        load_model(str(tmp_path), "float32", "cpu")
+
+
+def test_half_an_adapter_and_one_on_another_are_refused(model_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{model_dir}"}}')
+    with pytest.raises(ModelError, match=r"not a whole adapter: it has no adapter_model\.safetensors"):
+        load_model(str(tmp_path / "one"), "float32", "cpu")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{tmp_path / "one"}"}}')
+    (tmp_path / "two" / "adapter_model.safetensors").touch()
+    with pytest.raises(ModelError, match="which is an adapter itself"):
+        load_model(str(tmp_path / "two"), "float32", "cpu")
 
 
 def test_full_weights_share_nothing(base: PreTrainedModel, other_dir: Path) -> None:
