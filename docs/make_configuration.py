@@ -26,6 +26,7 @@ SECTIONS = {
     "Config": "The whole file",
     "EnvConfig": "`env`",
     "ModelConfig": "`model`",
+    "LoraConfig": "`model.lora`",
     "EngineConfig": "`engine`",
     "Sampling": "`sampling`",
     "AlgorithmConfig": "`algorithm`",

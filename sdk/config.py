@@ -27,20 +27,38 @@ class EnvConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Keyword arguments of the environment's constructor."""
 
 
+class LoraConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A low-rank adapter on a frozen base (LoRA, arXiv 2106.09685). It has no dropout: what was sampled with all of the
+    adapter is trained with all of it, else the two log-probabilities of a token would not agree."""
+
+    r: PositiveInt = 16
+    """Rank of the adapter."""
+    alpha: PositiveFloat = 32.0
+    """What the adapter adds is scaled by alpha / r."""
+    target_modules: Literal["auto"] | Annotated[tuple[str, ...], Meta(min_length=1)] = "auto"
+    """Where it is put: `auto` is all linear projections of attention and MLP in all layers, never the output head,
+    embeddings or the routers of experts. Or names of such projections: `[q_proj, v_proj]`."""
+
+
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The policy to start from."""
 
     path: str
-    """A folder with a transformers model and its tokenizer, or a hub id. A folder is looked for beside the config."""
+    """A folder with a transformers model and its tokenizer, or a hub id. A folder is looked for beside the config. To
+    evaluate, a folder with a PEFT adapter does as well."""
     max_length: PositiveInt = 2048
     """Longest context in tokens, prompt and actions of all turns together."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the weights are kept and computed in by the engine; the learner keeps float32 weights and computes in it."""
+    """What the weights are kept and computed in by the engine. The learner computes in it too, but keeps what it trains
+    in float32."""
     device: str = "cpu"
     """Where engine and learner compute: `cpu`, `cuda`, `cuda:0`."""
     renderer: str = "auto"
     """How messages become tokens: `auto` (from the model folder), a name the `renderers` package knows, or the import
     path of a renderer class (`package.module:Class`)."""
+    lora: LoraConfig | None = None
+    """Train a LoRA adapter, and leave the model's own weights as they are; `{}` takes the defaults there. It wants a
+    `learner.lr` about ten times as high. `null` trains all weights."""
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,7 +202,7 @@ class TrainConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Policy updates; each makes a version. The critic's warm-up comes before them, so that of `steps: 100` and
     `algorithm.critic.warmup_steps: 8` become 108 learner steps: `step 9/108` makes `v1`."""
     seed: int = 0
-    """Decides tasks, chance in episodes and sampling, initial critic: everything random in a run hangs from it."""
+    """Decides tasks, chance in episodes and sampling, initial adapter: everything random in a run hangs from it."""
     checkpoint_every: PositiveInt = 20
     """Learner steps between two checkpoints. There is one at the end as well, and after Ctrl-C."""
     eval_every: Count = 0

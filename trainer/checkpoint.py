@@ -4,7 +4,7 @@ What always holds: a folder with such a name was complete once. It is filled und
 renamed in one step; a kill at any moment leaves the older checkpoints as they were, and rubbish that the next one
 clears away. What a disk or a hand does to it later shows in its list of files, and the one before takes its place.
 
-    policy/              a model folder: configuration, weights, tokenizer
+    policy/              a model folder: configuration, weights, tokenizer; or an adapter's, with the tokenizer
     critic.safetensors   where there is a critic
     optimizers.pt        optimizers, their schedules, random state
     state.json           step and version

@@ -24,7 +24,7 @@ _OTHER = re.compile(r"attn|attention|deltanet|mamba|ssm|norm|router|\bgate\b", r
 
 
 class Critic(nn.Module):
-    """A copy of a policy's backbone with a value head.
+    """A copy of a policy's backbone with a value head, in float32.
 
     Args:
         policy: is copied, not touched.
@@ -36,7 +36,7 @@ class Critic(nn.Module):
 
     def __init__(self, policy: PreTrainedModel, config: CriticConfig) -> None:
         super().__init__()
-        self.backbone = copy.deepcopy(policy.base_model).eval()
+        self.backbone = copy.deepcopy(policy.base_model).float().eval()
         hidden = policy.config.get_text_config().hidden_size
         self.head = nn.Linear(hidden, 1, device=policy.device)
         nn.init.zeros_(self.head.weight)

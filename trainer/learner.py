@@ -22,6 +22,7 @@ import msgspec
 import torch
 from msgspec import Struct
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from moonmill.config import Config, DisConfig, GaeConfig, GroupZscoreConfig
 from moonmill.errors import RunDirectoryError, RunError
@@ -33,19 +34,10 @@ from moonmill.trainer.algorithms.ppo_clip import ppo_clip
 from moonmill.trainer.algorithms.presets import Objective, resolve
 from moonmill.trainer.critic import Critic, explained_variance
 from moonmill.trainer.metrics import TokenStats, entropies, policy_metrics
-from moonmill.trainer.models import (
-    Packed,
-    action_logprobs,
-    export_dtype,
-    implementation_of,
-    load_policy,
-    load_weights,
-    precision,
-    save_policy,
-    save_weights,
-)
+from moonmill.trainer.models import Packed, action_logprobs, export_dtype, implementation_of, load_policy, precision
 from moonmill.trainer.optimizing import Optimizer
 from moonmill.trainer.packing import pack
+from moonmill.trainer.weights import FullWeights, TrainedWeights, load_tensors, own_tensors, save_tensors
 from moonmill.types import Rollout
 
 _MOST_BAD_STEPS = 3
@@ -88,13 +80,13 @@ class Learner:
         self._objective = _objective(self._algorithm.objective)
         self._device = torch.device(config.model.device)
         self.policy = load_policy(config.model)
-        parameters = list(self.policy.parameters())
         learner = config.learner
-        self._policy_optimizer = Optimizer(parameters, learner.lr, learner, learner.warmup_steps)
         self.critic: Critic | None = None
-        if self._algorithm.critic:
+        if self._algorithm.critic:  # copies the base: before there is an adapter in it
             self.critic = Critic(self.policy, self._algorithm.critic)
             self._critic_optimizer = Optimizer(self.critic.trained(), self._algorithm.critic.lr, learner)
+        self._weights = _trained_weights(self.policy, config)
+        self._policy_optimizer = Optimizer(self._weights.parameters, learner.lr, learner, learner.warmup_steps)
         self._bad_steps = 0
         self._torn = False
         self._seconds: dict[str, float] = {}
@@ -128,20 +120,16 @@ class Learner:
         finite = {name: value for name, value in metrics.items() if isfinite(value)}
         return StepMetrics(self.step_number, self.version, updated, finite)
 
-    def export(self, folder: Path) -> Path:
-        """Write the policy's weights as the engine loads them, `model.safetensors` in `folder`: whole or not at all.
+    def export(self, folder: Path) -> None:
+        """Write what is trained of the policy into `folder` as the engine loads it: whole or not at all.
 
         Raises:
-            RunDirectoryError: they cannot be written.
+            RunDirectoryError: it cannot be written.
         """
-        unfinished, final = folder / ".model.safetensors.unfinished", folder / "model.safetensors"
         try:
-            folder.mkdir(exist_ok=True)
-            save_weights(self.policy, unfinished, export_dtype(self._config.model))
-            unfinished.replace(final)
+            self._weights.export(folder, export_dtype(self._config.model))
         except OSError as e:
-            raise RunDirectoryError(f"cannot write the weights {final}: {e.strerror or e}") from e
-        return final
+            raise RunDirectoryError(f"cannot write the weights {folder}: {e.strerror or e}") from e
 
     def checkpoint(self, run_dir: Path) -> Path:
         """Save everything needed to go on exactly as if nothing had happened; returns the checkpoint's folder."""
@@ -157,11 +145,11 @@ class Learner:
         self._torn = True
         try:
             state = msgspec.json.decode((path / "state.json").read_bytes(), type=_State)
-            load_weights(self.policy, path / "policy" / "model.safetensors")
+            self._weights.load(path / "policy")
             saved = torch.load(path / "optimizers.pt", map_location=self._device, weights_only=True)
             self._policy_optimizer.load_state_dict(saved["policy"])
             if self.critic is not None:
-                load_weights(self.critic, path / "critic.safetensors")
+                load_tensors(own_tensors(self.critic), path / "critic.safetensors")
                 self._critic_optimizer.load_state_dict(saved["critic"])
             torch.set_rng_state(saved["random"].cpu())
         except Exception as e:  # a damaged file can make safetensors, pickle and torch raise nearly anything
@@ -173,10 +161,10 @@ class Learner:
         self._torn = False
 
     def _save(self, folder: Path) -> None:
-        save_policy(self.policy, folder / "policy", self._config.model.path)
+        self._weights.save(folder / "policy")
         optimizers: dict[str, Any] = {"policy": self._policy_optimizer.state_dict(), "random": torch.get_rng_state()}
         if self.critic is not None:
-            save_weights(self.critic, folder / "critic.safetensors")
+            save_tensors(own_tensors(self.critic), folder / "critic.safetensors")
             optimizers["critic"] = self._critic_optimizer.state_dict()
         try:
             with (folder / "optimizers.pt").open("wb") as file:
@@ -281,6 +269,15 @@ class Learner:
         begin = time.perf_counter()
         yield
         self._seconds[phase] = time.perf_counter() - begin
+
+
+def _trained_weights(policy: PreTrainedModel, config: Config) -> TrainedWeights:
+    model = config.model
+    if model.lora is None:
+        return FullWeights(policy, model.path)
+    from moonmill.trainer.lora import Adapter  # and peft, which takes a second to import
+
+    return Adapter(policy, model.lora, model.path, derive_seed(config.train.seed, "adapter"))
 
 
 def _objective(config: Objective) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -1,19 +1,20 @@
-"""The policy as the learner holds it: loaded, run over packed rollouts, written out.
+"""The policy as the learner holds it: loaded, and run over packed rollouts.
 
-What always holds: weights are kept and updated in float32, whatever `model.dtype` says; with `bfloat16` the forward
-pass runs under autocast, since steps as small as reinforcement learning's vanish in 16-bit weights. Modules are in eval
-mode, so that nothing random stands between two passes over the same tokens.
+What always holds: what is trained is kept and updated in float32, whatever `model.dtype` says; with `bfloat16` the
+forward pass runs under autocast, since steps as small as reinforcement learning's vanish in 16-bit weights. The base of
+an adapter is not trained, and kept in `model.dtype`. Modules are in eval mode, so that nothing random stands between
+two passes over the same tokens.
 """
 
-import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from moonmill.agents.engine.folder import require_whole
 from moonmill.agents.engine.sampling import processed_logprobs
 from moonmill.config import ModelConfig
 from moonmill.errors import ConfigError
@@ -22,9 +23,6 @@ from moonmill.trainer.packing import MicroBatch
 from moonmill.types import Sampling
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.gguf")
-_OURS = ("config.json", "generation_config.json")
-"""Written from the model itself."""
 
 
 class Packed:
@@ -48,11 +46,12 @@ class Packed:
 
 
 def load_policy(config: ModelConfig) -> PreTrainedModel:
-    """The model to train, in float32.
+    """The model to train: in float32, or where it is an adapter's base in `model.dtype`.
 
     Raises:
         ConfigError: there is none, it cannot be loaded, or its rollouts cannot be packed.
     """
+    require_whole(config.path)
     path = Path(config.path)
     if not path.exists() and (config.path.startswith((".", "/", "~")) or config.path.count("/") != 1):
         raise ConfigError(f"model.path: there is no folder {config.path}, and a hub id has the form owner/name")
@@ -64,7 +63,7 @@ def load_policy(config: ModelConfig) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             config.path,
             config=AutoConfig.from_pretrained(config.path),
-            dtype=torch.float32,
+            dtype=_DTYPES[config.dtype] if config.lora else torch.float32,
             attn_implementation=implementation,
         )
         model = model.to(device).eval().requires_grad_(True)
@@ -97,74 +96,6 @@ def action_logprobs(model: PreTrainedModel, packed: Packed, sampling: Sampling) 
     """
     logits: Tensor = model(**packed.inputs, logits_to_keep=packed.batch.before).logits[0]
     return processed_logprobs(logits, sampling.temperature, sampling.top_p, sampling.top_k, keep=packed.batch.sampled)
-
-
-def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """A module's state dict without second names of tied tensors."""
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            tensors[name] = tensor.detach()
-    return tensors
-
-
-def save_weights(module: nn.Module, file: Path, dtype: torch.dtype | None = None) -> None:
-    """Write a module's weights as safetensors.
-
-    Args:
-        module: its floating-point tensors are written as `dtype`; None keeps theirs.
-        file: its folder exists.
-        dtype: see above.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    tensors = {
-        name: tensor.to("cpu", dtype if dtype and tensor.is_floating_point() else tensor.dtype).contiguous()
-        for name, tensor in own_tensors(module).items()
-    }
-    try:
-        save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as e:
-        raise OSError(str(e)) from e
-
-
-def load_weights(module: nn.Module, file: Path) -> None:
-    """Read back what `save_weights` wrote, into the tensors the module has.
-
-    Raises:
-        ValueError: the file is not of such a module.
-    """
-    from safetensors.torch import load_file
-
-    weights = load_file(file)
-    expected = own_tensors(module)
-    if set(weights) != set(expected) or any(weights[n].shape != t.shape for n, t in expected.items()):
-        raise ValueError(f"{file} holds the weights of another model")
-    with torch.no_grad():
-        for name, tensor in expected.items():
-            tensor.copy_(weights[name])
-
-
-def save_policy(model: PreTrainedModel, folder: Path, source: str) -> None:
-    """A folder that transformers loads: configuration and weights of the model, the rest as in `source`."""
-    folder.mkdir()
-    model.config.save_pretrained(folder)
-    if model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    save_weights(model, folder / "model.safetensors")
-    origin = Path(source)
-    if not origin.is_dir():
-        AutoTokenizer.from_pretrained(source).save_pretrained(folder)
-        return
-    for file in sorted(origin.iterdir()):
-        if file.is_file() and file.name not in _OURS and not any(file.match(p) for p in _WEIGHT_FILES):
-            shutil.copyfile(file, folder / file.name)
 
 
 def export_dtype(config: ModelConfig) -> torch.dtype:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from moonmill.agents.engine.folder import positions_of, problem_of, require_hub
+from moonmill.agents.engine.folder import parts_of, positions_of, problem_of, require_hub, require_whole
 from moonmill.blame import blaming
 from moonmill.config import Config
 from moonmill.envs import MultiTurnEnv, Taskset
@@ -25,7 +25,7 @@ from moonmill.rundir import RunDirectory, check_place
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.types import COOLEST
 
-AT_ONCE = ("environment", "algorithm", "asynchrony", "evaluation", "device", "run directory", "model")
+AT_ONCE = ("environment", "algorithm", "asynchrony", "evaluation", "device", "run directory", "model", "adapter")
 """Checks that import neither torch (but for a GPU) nor transformers."""
 FOR_PLAYING = ("environment", "evaluation", "device", "model")
 """Those of them that concern an evaluation."""
@@ -156,7 +156,17 @@ def _model(config: Config) -> str:
             f"model.max_length: {config.model.max_length} is more than the {positions} positions that the model "
             f"{config.model.path} has: lower it"
         )
-    return config.model.path
+    base, _ = parts_of(config.model.path)
+    return config.model.path if os.path.isdir(base) else f"{config.model.path}, on {base} from {require_hub(base)}"
+
+
+def _adapter(config: Config) -> str:
+    require_whole(config.model.path)
+    lora = config.model.lora
+    if lora is None:
+        return "none: all weights are trained"
+    places = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
+    return f"LoRA: r {lora.r}, alpha {lora.alpha:g}, target_modules {places}"
 
 
 def _renderer(config: Config) -> str:
@@ -205,6 +215,7 @@ _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "device": (_device, ()),
     "run directory": (_run_directory, ()),
     "model": (_model, ()),
+    "adapter": (_adapter, ("model",)),
     "renderer": (_renderer, ("model",)),
     "prompts": (_prompts, ("environment", "renderer")),
 }

@@ -1,17 +1,19 @@
-"""What was sampled is what is trained: engine and learner agree on the log-probability of every sampled token."""
+"""What was sampled is what is trained: engine and learner agree on the log-probability of every sampled token, of all
+weights as of an adapter that has learned something."""
 
 from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
+import torch
 
 from moonmill.agents.client import InferenceClient
 from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.processes import ServerProcess
 from moonmill.agents.rendering import load_renderer
 from moonmill.agents.runner import EpisodeRunner
-from moonmill.config import AlgorithmConfig, Config, CriticConfig, EnvConfig, ModelConfig
+from moonmill.config import AlgorithmConfig, Config, CriticConfig, EnvConfig, LoraConfig, ModelConfig
 from moonmill.envs import Taskset
 from moonmill.registry import make
 from moonmill.trainer.engine_host import engine_argv
@@ -47,10 +49,31 @@ def test_log_probabilities_agree_on_unchanged_weights(name: str, sampled: Sample
     assert metrics["ratio_std"] < 1e-3
 
 
-def config_with(sampling: Sampling) -> Config:
+def test_log_probabilities_agree_on_an_adapter(tmp_path: Path) -> None:
+    """The engine merges it into the base, the learner computes the two beside each other."""
+    config = config_with(SAMPLINGS["T=1"], LoraConfig(r=8, alpha=16))
+    learner = Learner(config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in learner.policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.01)
+    learner.version = 1
+    learner.export(tmp_path / "v000001")
+    rollouts = anyio.run(play_version, config, tmp_path)
+    metrics = learner.step(rollouts).metrics
+    tokens = sum(r.action_tokens for r in rollouts)
+    print(f"LoRA: max |Δ| {metrics['mismatch_max']:.2e} on {tokens} tokens")
+    assert tokens >= TOKENS
+    assert metrics["mismatch_max"] == metrics["logprob_diff_max"] < 1e-3
+    base = Learner(config_with(SAMPLINGS["T=1"])).step(rollouts).metrics
+    assert base["logprob_diff_max"] > 1e-2, "the adapter changes what is said"
+
+
+def config_with(sampling: Sampling, lora: LoraConfig | None = None) -> Config:
     return Config(
         env=EnvConfig("calculator-v0"),
-        model=ModelConfig(str(POLICY), max_length=256),
+        model=ModelConfig(str(POLICY), max_length=256, lora=lora),
         sampling=sampling,
         algorithm=AlgorithmConfig(critic=CriticConfig(warmup_steps=0)),
     )
@@ -63,6 +86,17 @@ async def play_all(folder: Path) -> Sampled:
         InferenceClient(engine.base_url) as client,
     ):
         return {name: await play(config_with(sampling), client) for name, sampling in SAMPLINGS.items()}
+
+
+async def play_version(config: Config, folder: Path) -> list[Rollout]:
+    """Episodes of the version in `folder`."""
+    async with (
+        ServerProcess("engine", engine_argv(config), log_path=folder / "engine.log", start_timeout=120) as engine,
+        InferenceClient(engine.base_url) as client,
+    ):
+        await client.load_version(1, folder / "v000001")
+        await client.use_version(1)
+        return await play(config, client)
 
 
 async def play(config: Config, client: InferenceClient) -> list[Rollout]:

@@ -136,6 +136,25 @@ def test_grpo_goes_through_the_same_path(moonmill: Cli, config: Path, tmp_path: 
     assert all(len(tasks) == 1 for tasks in groups.values())
 
 
+def test_an_adapter_goes_through_the_same_path_and_on_from_where_it_stopped(
+    moonmill: Cli, config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    sets = ["--set", "model.lora={r: 4, alpha: 8}", "--set", "learner.lr=1e-3"]
+    assert moonmill("train", config, *sets, "--set", "train.steps=3").returncode == 0
+    resumed = moonmill("train", config, *sets, "--set", "train.steps=6", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_accounted_for(run)
+    assert [s.version for s in steps(run)] == [0, 0, 1, 2, 3, 4, 5, 6]
+    assert events(run, "warning") == []
+    for folder in (*(run / "weights").iterdir(), *(run / "checkpoints").glob("*/policy")):
+        assert {f.name for f in folder.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+        assert not (folder / "model.safetensors").exists()
+    played = moonmill("eval", run, "--samples", 4, "--temperature", 1, "--json")
+    (evaluation,) = msgspec.json.decode(played.stdout, type=list[EvalResult])
+    assert evaluation.version == 6
+
+
 def test_groups_of_which_none_is_ever_complete_end_the_run_with_the_reasons(
     moonmill: Cli, config: Path, tmp_path: Path
 ) -> None:

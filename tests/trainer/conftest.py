@@ -17,6 +17,7 @@ from moonmill.config import (
     EnvConfig,
     GaeConfig,
     LearnerConfig,
+    LoraConfig,
     ModelConfig,
     TrainConfig,
 )
@@ -72,11 +73,12 @@ def config_of(
     advantage: GaeConfig | None = None,
     sampling: Sampling | None = None,
     learner: LearnerConfig | None = None,
+    lora: LoraConfig | None = None,
 ) -> Config:
     critic = critic or CriticConfig(lr=1e-3, warmup_steps=0)
     return Config(
         env=EnvConfig("test-v0"),
-        model=ModelConfig(str(model), max_length=128),
+        model=ModelConfig(str(model), max_length=128, lora=lora),
         sampling=sampling or Sampling(),
         algorithm=algorithm or AlgorithmConfig("sao", critic=critic, advantage=advantage),
         learner=learner or LearnerConfig(batch_rollouts=8, lr=1e-3),

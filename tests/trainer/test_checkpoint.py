@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from moonmill.config import AlgorithmConfig, CriticConfig, GroupZscoreConfig
+from moonmill.config import AlgorithmConfig, CriticConfig, GroupZscoreConfig, LoraConfig
 from moonmill.errors import RunDirectoryError, RunError
 from moonmill.trainer import checkpoint
 from moonmill.trainer.learner import Learner
@@ -30,12 +30,14 @@ def everything(learner: Learner) -> dict[str, torch.Tensor]:
     return state
 
 
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=4)], ids=["full", "lora"])
 @pytest.mark.parametrize("preset", ["sao", "grpo"])
 def test_going_on_from_a_checkpoint_is_bit_exact(
-    make_config: MakeConfig, model_path: Path, tmp_path: Path, preset: str
+    make_config: MakeConfig, model_path: Path, tmp_path: Path, preset: str, lora: LoraConfig | None
 ):
     grpo = AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=4))
-    config = make_config(algorithm=grpo if preset == "grpo" else None, critic=CriticConfig(lr=1e-2, warmup_steps=1))
+    critic = CriticConfig(lr=1e-2, warmup_steps=1)
+    config = make_config(algorithm=grpo if preset == "grpo" else None, critic=critic, lora=lora)
     straight = Learner(config)
     for seed in range(3):
         straight.step(sampled(model_path, seed, group_size=4))

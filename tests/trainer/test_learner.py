@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from moonmill.agents.engine.models import load_model, load_version
-from moonmill.config import AlgorithmConfig, CriticConfig, GaeConfig, GroupZscoreConfig, LearnerConfig
+from moonmill.config import AlgorithmConfig, CriticConfig, GaeConfig, GroupZscoreConfig, LearnerConfig, LoraConfig
 from moonmill.errors import ConfigError, RunError
 from moonmill.trainer.learner import Learner
 from moonmill.types import Action, Rollout, Sampling
@@ -17,6 +17,7 @@ from tests.trainer.conftest import MakeConfig, action, config_of, observation, p
 
 GRPO = AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=4))
 Weights = dict[str, torch.Tensor]
+of_all_weights_or_an_adapter = pytest.mark.parametrize("lora", [None, LoraConfig(r=4, alpha=8)], ids=["full", "lora"])
 
 
 def weights(learner: Learner) -> Weights:
@@ -60,8 +61,11 @@ def broken(rollouts: Sequence[Rollout]) -> list[Rollout]:
     [Sampling(), Sampling(temperature=0.7), Sampling(top_p=0.9), Sampling(temperature=1.3, top_p=0.8, top_k=9)],
     ids=["T=1", "T=0.7", "top_p=0.9", "all"],
 )
-def test_on_unchanged_weights_every_ratio_is_one(make_config: MakeConfig, model_path: Path, sampling: Sampling):
-    metrics = Learner(make_config(sampling=sampling)).step(sampled(model_path, 1, sampling=sampling)).metrics
+@of_all_weights_or_an_adapter
+def test_on_unchanged_weights_every_ratio_is_one(
+    make_config: MakeConfig, model_path: Path, sampling: Sampling, lora: LoraConfig | None
+):
+    metrics = Learner(make_config(sampling=sampling, lora=lora)).step(sampled(model_path, 1, sampling=sampling)).metrics
     assert metrics["mismatch_max"] < 1e-5
     assert metrics["logprob_diff_max"] < 1e-5
     assert metrics["ratio_min"] == pytest.approx(1, abs=1e-5)
@@ -144,8 +148,9 @@ def test_masked_tokens_stay_in_the_denominator(make_config: MakeConfig, model_pa
     assert masked["grad_norm"] == pytest.approx(both["grad_norm"] / 2, rel=1e-3)
 
 
-def test_the_same_steps_give_the_same_bits(make_config: MakeConfig, model_path: Path):
-    one, two = Learner(make_config()), Learner(make_config())
+@of_all_weights_or_an_adapter
+def test_the_same_steps_give_the_same_bits(make_config: MakeConfig, model_path: Path, lora: LoraConfig | None):
+    one, two = Learner(make_config(lora=lora)), Learner(make_config(lora=lora))
     for seed in range(3):
         a, b = one.step(sampled(model_path, seed)), two.step(sampled(model_path, seed))
         assert {k: v for k, v in a.metrics.items() if "seconds" not in k} == {
@@ -173,8 +178,11 @@ def test_the_learning_rate_rises_over_its_warm_up(make_config: MakeConfig, model
     assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 4e-4, 4e-4, 4e-4])
 
 
-def test_gradients_that_are_not_finite_are_left_out_and_counted(make_config: MakeConfig, model_path: Path):
-    learner = Learner(make_config())
+@of_all_weights_or_an_adapter
+def test_gradients_that_are_not_finite_are_left_out_and_counted(
+    make_config: MakeConfig, model_path: Path, lora: LoraConfig | None
+):
+    learner = Learner(make_config(lora=lora))
     start = weights(learner)
     assert learner.critic is not None
     head = learner.critic.head.weight.clone()
@@ -241,11 +249,16 @@ def test_a_group_mode_needs_groups(make_config: MakeConfig):
 
 
 @pytest.mark.parametrize("algorithm", [None, GRPO], ids=["sao", "grpo"])
-def test_it_learns_what_is_rewarded(make_config: MakeConfig, model_path: Path, algorithm: AlgorithmConfig | None):
+@of_all_weights_or_an_adapter
+def test_it_learns_what_is_rewarded(
+    make_config: MakeConfig, model_path: Path, algorithm: AlgorithmConfig | None, lora: LoraConfig | None
+):
     """One token after a fixed prompt; half the vocabulary is good. On-policy, from single rollouts or groups."""
-    learner_config = LearnerConfig(batch_rollouts=32, lr=3e-3)
+    learner_config = LearnerConfig(batch_rollouts=32, lr=3e-2 if lora else 3e-3)
     learner = Learner(
-        make_config(algorithm=algorithm, critic=CriticConfig(lr=3e-3, warmup_steps=1), learner=learner_config)
+        make_config(
+            algorithm=algorithm, lora=lora, critic=CriticConfig(lr=3e-3, warmup_steps=1), learner=learner_config
+        )
     )
     draw = torch.Generator().manual_seed(0)
     success = []

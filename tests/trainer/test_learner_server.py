@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from moonmill.agents.processes import ServerProcess
-from moonmill.config import Config, CriticConfig
+from moonmill.config import Config, CriticConfig, LoraConfig
 from moonmill.errors import RunError, WorkerDiedError
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.checkpoint import latest
@@ -52,9 +52,16 @@ async def serving(config: Config, run_dir: Path) -> AsyncIterator[tuple[ServerPr
 
 
 @pytest.mark.anyio
-async def test_a_run_through_a_crash(make_config: MakeConfig, model_path: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("lora", "file"),
+    [(None, "model.safetensors"), (LoraConfig(r=4), "adapter_model.safetensors")],
+    ids=["full", "lora"],
+)
+async def test_a_run_through_a_crash(
+    make_config: MakeConfig, model_path: Path, tmp_path: Path, lora: LoraConfig | None, file: str
+):
     """Warm-up, a version, a checkpoint, kill -9, restore, and the lost step done again: the same weights to the bit."""
-    config = make_config(critic=CriticConfig(lr=1e-2, warmup_steps=1))
+    config = make_config(critic=CriticConfig(lr=1e-2, warmup_steps=1), lora=lora)
     batches = [sampled(model_path, seed) for seed in range(3)]
     async with serving(config, tmp_path) as (server, client):
         assert await client.state() == LearnerState(0, 0)
@@ -64,14 +71,14 @@ async def test_a_run_through_a_crash(make_config: MakeConfig, model_path: Path, 
         first = await client.step(2, batches[1])
         weights = Path(first.weights or "")
         assert (first.step, first.version, weights) == (2, 1, tmp_path / "weights" / "v000001")
-        assert (weights / "model.safetensors").is_file()
+        assert (weights / file).is_file()
         assert first.metrics["mismatch_max"] < 1e-5
 
         path = await client.checkpoint()
         assert path == tmp_path / "checkpoints" / "step-000002" == latest(tmp_path)
 
         lost = await client.step(3, batches[2])
-        before = (Path(lost.weights or "") / "model.safetensors").read_bytes()
+        before = (Path(lost.weights or "") / file).read_bytes()
 
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="cannot be reached for /step"):
@@ -82,14 +89,15 @@ async def test_a_run_through_a_crash(make_config: MakeConfig, model_path: Path, 
         assert await again.restore(path) == LearnerState(2, 1)
         repeated = await again.step(3, batches[2])
         await again.aclose()
-        assert (Path(repeated.weights or "") / "model.safetensors").read_bytes() == before
+        assert (Path(repeated.weights or "") / file).read_bytes() == before
         assert repeated.metrics["policy_loss"] == lost.metrics["policy_loss"]
 
     # Another process, another machine state: the same bits as here.
     local = Learner(config)
     for batch in batches:
         local.step(batch)
-    assert local.export(tmp_path / "local").read_bytes() == before
+    local.export(tmp_path / "local")
+    assert (tmp_path / "local" / file).read_bytes() == before
 
 
 @pytest.mark.anyio

@@ -6,9 +6,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from moonmill.config import AsyncConfig, Config, EnvConfig, EvalConfig, ModelConfig
+from moonmill.config import AsyncConfig, Config, EnvConfig, EvalConfig, LoraConfig, ModelConfig
 from moonmill.errors import ConfigError
-from moonmill.trainer.validate import AT_ONCE, Check, require_valid, validate
+from moonmill.trainer.validate import AT_ONCE, FOR_PLAYING, Check, require_valid, validate
 from moonmill.types import Sampling
 
 POLICY = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
@@ -133,3 +133,42 @@ def test_a_temperature_that_cannot_be_computed_is_told(config: Config) -> None:
     )
     cold = replace(config, eval=EvalConfig(samples=4, temperatures=(0.0, 1e-6)))
     assert found(cold)["evaluation"].detail.startswith("eval.temperatures: 1e-06 is too low")
+
+
+def test_what_is_trained_is_told(config: Config) -> None:
+    assert found(config)["adapter"].detail == "none: all weights are trained"
+    lora = LoraConfig(r=8, alpha=16, target_modules=("q_proj", "v_proj"))
+    assert found(replace(config, model=replace(config.model, lora=LoraConfig())))["adapter"].detail == (
+        "LoRA: r 16, alpha 32, target_modules auto"
+    )
+    assert found(replace(config, model=replace(config.model, lora=lora)))["adapter"].detail == (
+        "LoRA: r 8, alpha 16, target_modules q_proj, v_proj"
+    )
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{POLICY}"}}')
+    (folder / "adapter_model.safetensors").touch()
+    return folder
+
+
+def test_an_adapter_can_be_evaluated_but_not_trained_on(config: Config, adapter: Path) -> None:
+    config = replace(config, model=ModelConfig(str(adapter), max_length=64))
+    require_valid(config, FOR_PLAYING)
+    with pytest.raises(ConfigError, match=f"moonmill export {adapter} --merge --out"):
+        require_valid(config, AT_ONCE)
+
+
+def test_an_adapter_has_the_positions_of_its_base(config: Config, adapter: Path) -> None:
+    check = found(replace(config, model=ModelConfig(str(adapter), max_length=100_000)))["model"]
+    assert "more than the 512 positions" in check.detail
+
+
+def test_an_adapter_without_its_base_is_told(config: Config, adapter: Path) -> None:
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "/gone/away"}')
+    check = found(replace(config, model=ModelConfig(str(adapter))))["model"]
+    assert check.ok is False
+    assert "the model folder /gone/away does not exist. Bring it back, or set base_model_name_or_path" in check.detail

@@ -1,0 +1,136 @@
+"""A LoRA adapter on a frozen base (arXiv 2106.09685): where it is put, how it begins, how it is written.
+
+What always holds: it begins as nothing (B = 0), so that version 0 is the base; it has no dropout, so that what is
+trained is what was sampled; and no weight of the base is written or copied for it. It is saved as PEFT saves, under the
+names PEFT uses, for anyone to load.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import peft
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from moonmill.agents.engine.folder import ADAPTER_FILE, ADAPTER_WEIGHTS
+from moonmill.config import LoraConfig
+from moonmill.errors import ConfigError
+from moonmill.trainer.weights import copy_beside, load_tensors, save_tensors, write_whole
+
+_IN_A_LAYER = re.compile(r"\.\d+\.")
+"""Modules of the repeated layers; the head and what leads into and out of the embeddings stand outside."""
+_ROUTER = re.compile(r"router|(^|[._])gate$", re.IGNORECASE)
+"""What chooses experts; a `gate_proj` is a projection."""
+_KEY = "model.lora.target_modules"
+
+
+class Adapter:
+    """An adapter, put into a model: its projections become the base's and the adapter's together.
+
+    Args:
+        model: the base, which is frozen.
+        lora: rank, scale and place.
+        source: the folder or hub id the base came from.
+        seed: decides how the adapter begins.
+
+    Raises:
+        ConfigError: the model has not the modules it is to be put on.
+    """
+
+    def __init__(self, model: PreTrainedModel, lora: LoraConfig, source: str, seed: int) -> None:
+        self._source = source
+        places = target_modules(model, lora.target_modules)
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            r=lora.r,
+            # A whole number as one: it is what most write there, and all that some can read.
+            lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
+            lora_dropout=0.0,
+            target_modules=places,
+            fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        )
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            self._peft: peft.PeftModel = peft.get_peft_model(model, config)
+        self._peft.eval()
+        self.parameters: list[nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
+        base = Path(source)
+        described = config.to_dict() | {
+            "base_model_name_or_path": str(base.absolute()) if base.is_dir() else source,
+            "target_modules": sorted(places),
+            "inference_mode": True,
+        }
+        self._description = json.dumps(described, indent=2, sort_keys=True)
+
+    def export(self, folder: Path, dtype: torch.dtype) -> None:
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / ADAPTER_WEIGHTS, lambda file: save_tensors(self._tensors(), file, dtype))
+        # The last, since it is what makes the folder an adapter's.
+        write_whole(folder / ADAPTER_FILE, lambda file: file.write_text(self._description))
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir()
+        save_tensors(self._tensors(), folder / ADAPTER_WEIGHTS)
+        (folder / ADAPTER_FILE).write_text(self._description)
+        copy_beside(self._source, folder)
+
+    def load(self, folder: Path) -> None:
+        load_tensors(self._tensors(), folder / ADAPTER_WEIGHTS)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The adapter's own tensors, by PEFT's names."""
+        tensors: dict[str, Tensor] = peft.get_peft_model_state_dict(self._peft, save_embedding_layers=False)
+        return tensors
+
+
+def target_modules(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> list[str]:
+    """Which modules of a model an adapter is put on, as PEFT is to be told.
+
+    Args:
+        model: the base.
+        wanted: `auto`: all linear projections of attention and MLP. Otherwise names of such projections.
+
+    Raises:
+        ConfigError: there are none, or none of that name, or `auto` would have to leave experts out.
+    """
+    name = type(model).__name__
+    linear = _projections(model)
+    known = list(dict.fromkeys(path.rpartition(".")[2] for path in linear))
+    if isinstance(wanted, tuple):
+        if unknown := [w for w in wanted if not any(_matches(path, w) for path in linear)]:
+            raise ConfigError(f"{_KEY}: {name} has no projection {', '.join(unknown)}; it has {', '.join(known)}")
+    elif fused := _fused(model):
+        advice = f"name what it is to be put on, such as [{', '.join(known)}], or " if known else ""
+        raise ConfigError(
+            f"{_KEY}: {name} keeps its experts in fused parameters ({', '.join(fused)}), which an adapter cannot be "
+            f"put on: {advice}set model.lora to null to train all weights"
+        )
+    elif not linear:
+        raise ConfigError(f"{_KEY}: {name} has no linear projections in its layers: set model.lora to null")
+    names = known if isinstance(wanted, str) else list(dict.fromkeys(wanted))
+    named = {path for path, _ in model.named_modules() if any(_matches(path, n) for n in names)}
+    # A name may also stand for something that is no projection of a layer: then only whole paths tell them apart.
+    return names if named <= set(linear) else sorted(named & set(linear))
+
+
+def _projections(model: PreTrainedModel) -> list[str]:
+    """Paths of the linear projections of attention and MLP in all layers."""
+    return [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and _IN_A_LAYER.search(path) and not _ROUTER.search(path)
+    ]
+
+
+def _fused(model: PreTrainedModel) -> list[str]:
+    """Names, within a layer, of parameters that hold many matrices."""
+    paths = (path for path, p in model.named_parameters() if p.ndim > 2 and _IN_A_LAYER.search(path))
+    return list(dict.fromkeys(_IN_A_LAYER.split(path)[-1] for path in paths))
+
+
+def _matches(path: str, name: str) -> bool:
+    """Whether PEFT takes a module for one of that name."""
+    return path == name or path.endswith(f".{name}")
