@@ -86,7 +86,7 @@ class Ledger:
             raise RunDirectoryError(
                 f"{self.run.steps} has no step, but {self.run.checkpoints} has a checkpoint of step {newest}: the logs "
                 "are lost, and to go on would begin again and remove it. Bring steps.jsonl and rollouts.jsonl back, or "
-                "move the run directory away and start a new run; a checkpoint's policy/ can be its model.path"
+                "move the run directory away and start a new run from what `moonmill export --merge` makes of it"
             )
         pending: list[Rollout] = []
         seen: set[int] = set()

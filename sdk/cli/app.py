@@ -61,6 +61,7 @@ class RootGroup(LazyGroup):
         "plot": "moonmill.cli.plot:plot",
         "envs": "moonmill.cli.envs:envs",
         "serve": "moonmill.cli.serve:serve",
+        "export": "moonmill.cli.export:export",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -26,7 +26,7 @@ from moonmill.config_io import dump_config
 from moonmill.errors import ConfigError, MoonmillError, RunError
 from moonmill.trainer import checkpoint
 
-COMMANDS = ["train", "eval", "validate", "inspect", "plot", "envs", "serve"]
+COMMANDS = ["train", "eval", "validate", "inspect", "plot", "envs", "serve", "export"]
 
 
 def run(*arguments: str, input: str | None = None):
@@ -72,7 +72,8 @@ def test_every_command_explains_itself(command):
 
 
 @pytest.mark.parametrize(
-    "command", ["validate x", "train x", "eval x", "inspect x", "envs list", "envs show x", "envs play x", "serve x"]
+    "command",
+    ["validate x", "train x", "eval x", "inspect x", "envs list", "envs show x", "envs play x", "serve x", "export x"],
 )
 def test_every_command_with_results_has_them_as_json(command):
     assert "--json" in run(*command.split()[:-1] if command.endswith("x") else command.split(), "--help").output
@@ -123,6 +124,9 @@ def test_the_version():
             "eval calculator-v0",
             "error: calculator-v0 is neither a config file nor a run, so an environment: say with --model what",
         ),
+        ("export nowhere --out new", "error: nowhere is no folder: give the folder of a model or of a run"),
+        ("export . --out new", "error: . is not a model folder: it has no config.json"),
+        ("export .", "Missing option '--out'"),
         ("serve nowhere", "error: nowhere is no folder: give the folder of a model or of a run"),
         ("serve . --port 70000", "70000 is not in the range 0<=x<=65535"),
         ("inspect . --rollouts -1", "-1 is not in the range x>=0"),
