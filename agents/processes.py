@@ -6,7 +6,7 @@ event loop's under asyncio; leaving the context ends it; every wait has a bound.
 """
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -27,10 +27,13 @@ _LAST_WORDS = 20
 """Lines of the log that an error quotes."""
 
 
-class ReadyLine(msgspec.Struct, frozen=True):
-    """The line a server prints when it serves."""
+class ServerLine(msgspec.Struct, frozen=True):
+    """A line a server prints for us, before anything it answers."""
 
-    ready: dict[str, Any]
+    ready: dict[str, Any] | None = None
+    """It serves: its port and further facts."""
+    progress: str | None = None
+    """How far its start is, in words."""
 
 
 class ServerProcess:
@@ -43,6 +46,7 @@ class ServerProcess:
         start_timeout: seconds until it must be ready.
         env: its environment; None takes ours.
         host: where it can be reached.
+        on_progress: told how far its start is, by a server that says so.
 
     Raises:
         ConfigError: it refused what it was given (exit code 2).
@@ -58,6 +62,7 @@ class ServerProcess:
         start_timeout: float,
         env: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
+        on_progress: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.log_path = log_path
@@ -67,6 +72,7 @@ class ServerProcess:
         self._start_timeout = start_timeout
         self._env = env
         self._host = host
+        self._on_progress = on_progress
         self._process: Process | None = None
 
     async def __aenter__(self) -> "ServerProcess":
@@ -160,12 +166,15 @@ class ServerProcess:
         try:
             while True:
                 line = await lines.receive_until(b"\n", _LONGEST_LINE)
-                try:
-                    self.ready = msgspec.json.decode(line, type=ReadyLine).ready
+                said = _read_line(line)
+                if said.ready is not None:
+                    self.ready = said.ready
                     return
-                except msgspec.MsgspecError:
+                if said.progress is None:
                     log.write(line + b"\n")
                     log.flush()
+                elif self._on_progress:
+                    self._on_progress(said.progress)
         except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream):
             await process.wait()
 
@@ -196,3 +205,11 @@ class ServerProcess:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     await pipe.aclose()
+
+
+def _read_line(line: bytes) -> ServerLine:
+    """What a line on a server's stdout tells us: nothing where it is anything else."""
+    try:
+        return msgspec.json.decode(line, type=ServerLine)
+    except msgspec.MsgspecError:
+        return ServerLine()

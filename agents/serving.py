@@ -3,7 +3,8 @@
 The convention, which `moonmill.agents.processes.ServerProcess` relies on:
 
 - A server that accepts requests prints one line `{"ready": {"port": N, "pid": P, ...}}` on stdout, and nothing else
-  there: afterwards whatever is printed goes to stderr.
+  there: afterwards whatever is printed goes to stderr. One that takes long to start may print lines
+  `{"progress": "..."}` before, which are for people.
 - A server that cannot start (port taken, bad arguments) prints one line to stderr and exits with 2.
 - SIGTERM and SIGINT end it with 0, after the requests in flight or a second, whichever is sooner.
 - With `exit_with_stdin` it ends at once when its stdin closes or its parent ends, so that it never outlives a parent

@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -33,9 +34,11 @@ serve(Starlette(routes=[Route("/", hello)]), "127.0.0.1", int(sys.argv[1]), exit
 """
 
 
-def server(tmp_path: Path, *argv: str, timeout: float = 30) -> ServerProcess:
-    command = argv or (sys.executable, "-c", SERVER, "0")
-    return ServerProcess("tester", command, log_path=tmp_path / "logs" / "tester.log", start_timeout=timeout)
+def server(
+    tmp_path: Path, *argv: str, timeout: float = 30, on_progress: Callable[[str], None] | None = None
+) -> ServerProcess:
+    command, log = argv or (sys.executable, "-c", SERVER, "0"), tmp_path / "logs" / "tester.log"
+    return ServerProcess("tester", command, log_path=log, start_timeout=timeout, on_progress=on_progress)
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -67,6 +70,21 @@ async def test_what_it_prints_is_in_the_log(tmp_path: Path) -> None:
     async with server(tmp_path) as process, httpx.AsyncClient() as http:
         await http.get(process.base_url)
     assert process.last_words().splitlines() == ["starting", "asked for /"]
+
+
+async def test_how_far_its_start_is_is_passed_on_and_not_into_the_log(tmp_path: Path) -> None:
+    code = """
+import sys, time
+print('{"progress": "loading (1 s)"}', flush=True)
+print('{"some": "json"}', flush=True)
+print('{"progress": "warming up (2 s)"}', flush=True)
+print('{"ready": {"port": 1}}', flush=True)
+time.sleep(60)
+"""
+    said: list[str] = []
+    async with server(tmp_path, *python(code), on_progress=said.append) as process:
+        assert said == ["loading (1 s)", "warming up (2 s)"]
+    assert process.last_words() == '{"some": "json"}'
 
 
 async def test_its_death_is_noticed_and_a_restart_serves_again(tmp_path: Path) -> None:
