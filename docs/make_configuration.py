@@ -28,6 +28,7 @@ SECTIONS = {
     "ModelConfig": "`model`",
     "LoraConfig": "`model.lora`",
     "EngineConfig": "`engine`",
+    "VllmConfig": "`engine.vllm`",
     "Sampling": "`sampling`",
     "AlgorithmConfig": "`algorithm`",
     "GaeConfig": "`algorithm.advantage`, `type: gae`",

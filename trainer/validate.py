@@ -23,11 +23,15 @@ from moonmill.errors import ConfigError, MoonmillError
 from moonmill.registry import make
 from moonmill.rundir import RunDirectory, check_place
 from moonmill.trainer.algorithms.presets import resolve
+from moonmill.trainer.engine_commands import describe_engine, describe_versions
 from moonmill.types import COOLEST
 
-AT_ONCE = ("environment", "algorithm", "asynchrony", "evaluation", "device", "run directory", "model", "adapter")
+AT_ONCE = (
+    *("environment", "algorithm", "asynchrony", "evaluation", "device", "run directory", "model", "adapter"),
+    *("engine", "versions"),
+)
 """Checks that import neither torch (but for a GPU) nor transformers."""
-FOR_PLAYING = ("environment", "evaluation", "device", "model")
+FOR_PLAYING = ("environment", "evaluation", "device", "model", "engine")
 """Those of them that concern an evaluation."""
 _TASKS_LOOKED_AT = 16
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -216,6 +220,8 @@ _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "run directory": (_run_directory, ()),
     "model": (_model, ()),
     "adapter": (_adapter, ("model",)),
+    "engine": (describe_engine, ("device",)),
+    "versions": (describe_versions, ("engine",)),
     "renderer": (_renderer, ("model",)),
     "prompts": (_prompts, ("environment", "renderer")),
 }

@@ -1,0 +1,105 @@
+"""How the engine of a run is started, by its type, and what can be known of that before. Pure but for one look.
+
+What always holds: an engine of either type serves the model under the name of version 0, keeps to the convention of
+`moonmill.agents.serving`, and has room for every version a run has on it at once.
+"""
+
+import json
+import sys
+
+from moonmill.agents.client import version_name
+from moonmill.agents.engine.vllm_command import check_args, rank_for
+from moonmill.agents.engine.vllm_environment import interpreter_for, interpreter_problem
+from moonmill.config import Config
+from moonmill.errors import ConfigError
+
+
+def engine_argv(config: Config) -> list[str]:
+    """The command line of the engine; no module of the folder we are in gets in its way.
+
+    Raises:
+        ConfigError: vLLM is wanted, and is not installed.
+    """
+    engine, model = config.engine, config.model
+    module = {"embedded": "moonmill.agents.engine", "vllm": "moonmill.agents.engine.vllm"}[engine.type]
+    argv = [sys.executable, "-P", "-m", module]
+    argv += ["--model", model.path, "--served-name", version_name(0)]
+    argv += ["--host", engine.host, "--port", str(engine.port), "--threads", str(engine.threads)]
+    argv += ["--max-batch", str(engine.max_batch), "--max-length", str(model.max_length)]
+    argv += ["--dtype", model.dtype, "--device", model.device, "--exit-with-stdin"]
+    return argv + (_of_vllm(config) if engine.type == "vllm" else ["--renderer", model.renderer])
+
+
+def slots_needed(config: Config) -> int:
+    """Versions that are on the engine at once, at most.
+
+    Interrupted requests have left a version as soon as the next is in use; requests that finish under theirs can be as
+    old as the staleness bound. On top of those in use come the one that is being loaded, and one that an evaluation
+    stays with.
+    """
+    used = 1 if config.async_.on_new_version == "interrupt" else config.async_.max_staleness + 1
+    return used + 1 + bool(config.eval.samples)
+
+
+def describe_engine(config: Config) -> str:
+    """What the engine will be.
+
+    Raises:
+        ConfigError: it cannot be started as configured.
+    """
+    engine, model = config.engine, config.model
+    if engine.type == "embedded":
+        return "embedded"
+    check_args(engine.vllm.args)
+    python = interpreter_for(model.device, engine.vllm.python)
+    if problem := interpreter_problem(python):
+        raise ConfigError(
+            f"engine.vllm.python: {problem}: install vLLM with `moonmill engine install`, or name the interpreter of "
+            "an environment that has it"
+        )
+    slow = model.dtype == "bfloat16" and model.device == "cpu"
+    return f"vllm, of {python}{'; bfloat16 is several times slower than float32 on most CPUs' if slow else ''}"
+
+
+def describe_versions(config: Config) -> str:
+    """How many versions the engine will hold while a run trains.
+
+    Raises:
+        ConfigError: it cannot take them.
+    """
+    needed = slots_needed(config)
+    if config.engine.type == "embedded":
+        return f"up to {needed} on the engine at once"
+    if config.model.lora is None:
+        raise ConfigError(
+            "model.lora: is null, but vLLM takes new versions as adapters alone: set model.lora to {}, or engine.type "
+            "to embedded"
+        )
+    slots = config.engine.vllm.max_loras or needed
+    if slots < needed:
+        raise ConfigError(
+            f"engine.vllm.max_loras: {slots} is too few: this run has up to {needed} versions on the engine at once "
+            f"({_explained(config)}); leave it out for as many as are needed"
+        )
+    return f"up to {needed} on the engine at once, which has {slots} slots for adapters of rank {_rank(config)}"
+
+
+def _of_vllm(config: Config) -> list[str]:
+    vllm, lora = config.engine.vllm, config.model.lora
+    argv = ["--python", interpreter_for(config.model.device, vllm.python)]
+    argv += ["--kv-cache-gib", f"{vllm.kv_cache_gib:g}", "--gpu-memory", f"{vllm.gpu_memory:g}"]
+    if lora is not None:
+        argv += ["--max-loras", str(vllm.max_loras or slots_needed(config)), "--max-lora-rank", str(_rank(config))]
+    for name, value in vllm.args.items():
+        argv += ["--arg", f"{name}={json.dumps(value)}"]
+    return argv
+
+
+def _rank(config: Config) -> int:
+    assert config.model.lora
+    return rank_for(config.model.lora.r)
+
+
+def _explained(config: Config) -> str:
+    used = "1 in use" if config.async_.on_new_version == "interrupt" else f"{config.async_.max_staleness + 1} in use"
+    return f"{used}, 1 being loaded{', 1 being evaluated' if config.eval.samples else ''}"
