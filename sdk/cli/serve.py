@@ -1,8 +1,9 @@
-"""`moonmill serve`: the embedded engine as a server of its own, for any OpenAI client."""
+"""`moonmill serve`, also called `moonmill engine serve`: an engine as a server of its own, for any OpenAI client."""
 
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -16,6 +17,14 @@ _STOP_SECONDS = 10
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--type",
+    "engine",
+    type=click.Choice(["embedded", "vllm"]),
+    default="embedded",
+    show_default=True,
+    help="The engine; vllm wants `moonmill engine install`.",
+)
 @click.option("--name", help="What requests call the model; by default the folder's name.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every one.")
 @click.option(
@@ -42,9 +51,14 @@ _STOP_SECONDS = 10
     help="What is computed in; by default the run's model.dtype, else float32.",
 )
 @click.option("--device", default="cpu", show_default=True, help="What computes: cpu, cuda, cuda:0.")
+@click.option("--python", default="", help="Interpreter of vLLM's environment; by default of the installed one.")
+@click.option(
+    "--arg", "further", multiple=True, metavar="KEY=VALUE", help="A further option of vLLM's server. May be repeated."
+)
 @json_option
 def serve(
     model: Path,
+    engine: str,
     name: str | None,
     host: str,
     port: int,
@@ -53,6 +67,8 @@ def serve(
     max_length: int | None,
     dtype: str | None,
     device: str,
+    python: str,
+    further: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Serve a model to any OpenAI client.
@@ -73,36 +89,60 @@ def serve(
         "--max-length": max_length or (trained and trained.max_length),
         "--dtype": dtype or (trained and trained.dtype),
         "--device": device,
-        "--renderer": trained and trained.renderer,
     }
+    if engine == "vllm":
+        module, log = "moonmill.agents.engine.vllm", _new_log()
+        arguments |= {"--python": _interpreter(device, python), "--log": log}
+        more = [part for pair in further for part in ("--arg", pair)]
+    elif python or further:
+        raise click.UsageError("--python and --arg are for --type vllm")
+    else:
+        module, log, more = "moonmill.agents.engine", None, []
+        arguments["--renderer"] = trained and trained.renderer
     given = [part for flag, value in arguments.items() if value is not None for part in (flag, str(value))]
-    command = [sys.executable, "-P", "-m", "moonmill.agents.engine", *given, "--exit-with-stdin"]
+    command = [sys.executable, "-P", "-m", module, *given, *more, "--exit-with-stdin"]
     # The engine lives as long as the pipe to its stdin: it cannot outlive us, however we end.
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            code = _attend(engine, served, host, as_json)
+            code = _attend(process, served, host, as_json)
         except KeyboardInterrupt:
             code = 0
         finally:
-            _stop(engine)
+            _stop(process)
+    if log and not code:
+        log.unlink(missing_ok=True)
     click.get_current_context().exit(code)
 
 
-def _attend(engine: "subprocess.Popen[str]", served: str, host: str, as_json: bool) -> int:
-    """Say where the engine listens, once it does, and wait for its end."""
-    assert engine.stdout
-    line = engine.stdout.readline()
-    if line:
-        ready = json.loads(line)["ready"]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{ready['port']}/v1"
-        facts = {"url": url, "model": served, "pid": engine.pid}
-        click.echo(json.dumps(facts) if as_json else f"serving {served} at {url} (Ctrl-C stops)")
-    return engine.wait()
+def _attend(process: "subprocess.Popen[str]", served: str, host: str, as_json: bool) -> int:
+    """Say how far the engine is and where it listens, once it does, and wait for its end."""
+    assert process.stdout
+    for line in process.stdout:
+        said = json.loads(line)
+        if "progress" in said:
+            click.echo(said["progress"], err=True)
+        else:
+            url = f"http://{f'[{host}]' if ':' in host else host}:{said['ready']['port']}/v1"
+            facts = {"url": url, "model": served, "pid": process.pid}
+            click.echo(json.dumps(facts) if as_json else f"serving {served} at {url} (Ctrl-C stops)")
+    return process.wait()
 
 
-def _stop(engine: "subprocess.Popen[str]") -> None:
-    engine.terminate()
+def _stop(process: "subprocess.Popen[str]") -> None:
+    process.terminate()
     try:
-        engine.wait(_STOP_SECONDS)
+        process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        engine.kill()
+        process.kill()
+
+
+def _interpreter(device: str, given: str) -> str:
+    from moonmill.agents.engine.vllm_environment import interpreter_for
+
+    return interpreter_for(device, given)
+
+
+def _new_log() -> Path:
+    """Where vLLM's many words go. It is named when vLLM dies, and removed when it does not."""
+    with tempfile.NamedTemporaryFile(prefix="moonmill-vllm-", suffix=".log", delete=False) as log:
+        return Path(log.name)

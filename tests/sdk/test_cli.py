@@ -26,7 +26,7 @@ from moonmill.config_io import dump_config
 from moonmill.errors import ConfigError, MoonmillError, RunError
 from moonmill.trainer import checkpoint
 
-COMMANDS = ["train", "eval", "validate", "inspect", "plot", "envs", "serve", "export"]
+COMMANDS = ["train", "eval", "validate", "inspect", "plot", "envs", "serve", "export", "engine"]
 
 
 def run(*arguments: str, input: str | None = None):
@@ -64,7 +64,9 @@ def test_help_names_every_command_and_says_what_it_does():
     assert "..." not in result.output.partition("Commands:")[2]
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "envs list", "envs show", "envs play"])
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, "envs list", "envs show", "envs play", "engine install", "engine list", "engine serve"]
+)
 def test_every_command_explains_itself(command):
     result = run(*command.split(), "-h")
     assert result.exit_code == 0
