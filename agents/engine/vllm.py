@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-length", type=_positive, help="longest context in tokens; default: the model's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:0")
-    parser.add_argument("--max-loras", type=int, default=0, help="adapters loaded later, at once; 0: none can be")
+    parser.add_argument("--max-loras", type=_count, default=0, help="adapters loaded later, at once; 0: none can be")
     parser.add_argument("--max-lora-rank", type=_positive, default=16, help="their largest rank")
     parser.add_argument("--kv-cache-gib", type=float, default=2.0, help="memory for keys and values, on a CPU")
     parser.add_argument("--gpu-memory", type=float, default=0.9, help="share of the GPU's memory, on a GPU")
@@ -184,6 +184,10 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return number
+
+
+def _count(text: str) -> int:
+    return 0 if text == "0" else _positive(text)
 
 
 if __name__ == "__main__":

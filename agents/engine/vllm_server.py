@@ -19,9 +19,9 @@ from moonmill.agents.engine.vllm_log import phase_of
 
 _KEPT_LINES = 4000
 """Of its output, for telling why it ended."""
-_TERMINATE_SECONDS = 3.0
-"""From SIGTERM to SIGKILL; less than those who end us wait. It needs about one."""
-_FOLLOW_SECONDS = 3.0
+_TERMINATE_SECONDS = 2.5
+"""From SIGTERM to SIGKILL. It needs about one, and those who end us wait five for all of this."""
+_FOLLOW_SECONDS = 1.5
 """For processes to follow their parent, and for Python's resource tracker to remove the shared memory of the killed."""
 _POLL_SECONDS = 0.02
 _LINE_END = re.compile(rb"[\r\n]+")
