@@ -75,8 +75,8 @@ class VllmConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Share of the GPU's memory that vLLM takes, for weights, keys and values together. The learner needs its own: with
     both on one GPU, leave it room."""
     args: dict[str, Any] = {}
-    """Further options of vLLM's server, by their names: `{max_num_batched_tokens: 4096}`. What other keys of this file
-    decide is refused here."""
+    """Further options of vLLM's server, by their names: `{max_num_batched_tokens: 4096}`. They win over what Moonmill
+    would give it; options that other keys here decide are refused."""
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):

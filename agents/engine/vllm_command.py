@@ -17,30 +17,30 @@ from moonmill.errors import ConfigError
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks of adapters that vLLM can be told."""
-LOG_STATS_SECONDS = 60
+_LOG_STATS_SECONDS = 60
 _GIB = 1 << 30
 _OURS = {
-    "model": "model.path",
-    "served-model-name": "engine.replicas and versions, which have names of their own",
-    "host": "engine.host",
-    "port": "engine.port",
-    "uds": "engine.host and engine.port",
-    "max-model-len": "model.max_length",
-    "dtype": "model.dtype",
-    "max-num-seqs": "engine.max_batch",
-    "enable-lora": "model.lora",
-    "max-loras": "engine.vllm.max_loras",
-    "max-cpu-loras": "engine.vllm.max_loras",
-    "max-lora-rank": "model.lora.r",
-    "lora-modules": "model.path, which may be an adapter's folder",
-    "logprobs-mode": "the trainer, which needs those of the distribution that was sampled from",
-    "generation-config": "the config's section `sampling`",
-    "override-generation-config": "the config's section `sampling`",
-    "api-key": "nothing yet: the engine listens on engine.host alone",
-    "api-server-count": "engine.replicas",
-    "headless": "the trainer, which starts the engine",
+    "model": "set model.path",
+    "served-model-name": "versions have names of their own",
+    "host": "set engine.host",
+    "port": "set engine.port",
+    "uds": "set engine.host and engine.port",
+    "max-model-len": "set model.max_length",
+    "dtype": "set model.dtype",
+    "max-num-seqs": "set engine.max_batch",
+    "enable-lora": "set model.lora",
+    "max-loras": "set engine.vllm.max_loras",
+    "max-cpu-loras": "set engine.vllm.max_loras",
+    "max-lora-rank": "set model.lora.r",
+    "lora-modules": "versions are loaded while it serves",
+    "logprobs-mode": "training needs the log-probabilities of what was sampled from",
+    "generation-config": "set what is under sampling",
+    "override-generation-config": "set what is under sampling",
+    "api-key": "requests carry no key",
+    "api-server-count": "there is one server to an engine",
+    "headless": "there is one server to an engine",
 }
-"""Options of vLLM that are set elsewhere, and where."""
+"""Options of vLLM that are not to be set by its users here, and what to do instead."""
 
 
 class VllmOptions(Struct, frozen=True):
@@ -116,7 +116,7 @@ def server_environ(options: VllmOptions, ours: Mapping[str, str], parent: int) -
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "VLLM_LOGGING_COLOR": "0",
         "VLLM_DISABLE_LOG_LOGO": "1",
-        "VLLM_LOG_STATS_INTERVAL": str(LOG_STATS_SECONDS),
+        "VLLM_LOG_STATS_INTERVAL": str(_LOG_STATS_SECONDS),
         "OMP_NUM_THREADS": str(options.threads),
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -151,8 +151,8 @@ def check_args(args: Mapping[str, Any]) -> None:
     """
     for name in args:
         option = _dashed(name)
-        if where := _OURS.get(option) or _OURS.get(option.removeprefix("no-")):
-            raise ConfigError(f"engine.vllm.args: {name} is not to be set here: it follows from {where}")
+        if instead := _OURS.get(option) or _OURS.get(option.removeprefix("no-")):
+            raise ConfigError(f"engine.vllm.args: {name} cannot be set here: {instead}")
 
 
 def device_type(device: str) -> str:

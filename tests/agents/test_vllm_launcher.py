@@ -103,7 +103,7 @@ def test_what_it_is_given_is_looked_at_first(fake: Fake, model: Path, tmp_path: 
     assert said.startswith("error: there is no Python interpreter /no/python: install vLLM with `moonmill engine")
     assert launch(python, tmp_path / "none")[:2] == (2, f"error: the model folder {tmp_path / 'none'} does not exist")
     code, said, _ = launch(python, model, "--arg", "port=3")
-    assert (code, said) == (2, "error: engine.vllm.args: port is not to be set here: it follows from engine.port")
+    assert (code, said) == (2, "error: engine.vllm.args: port cannot be set here: set engine.port")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, said, _ = launch(python, model, "--port", str(port))

@@ -116,5 +116,5 @@ def test_a_slow_number_format_is_noted(interpreter: Path) -> None:
 
 def test_an_option_that_another_key_decides_is_refused() -> None:
     vllm = VllmConfig(python="x", args={"max_model_len": 8})
-    with pytest.raises(ConfigError, match=r"max_model_len is not to be set here: it follows from model.max_length"):
+    with pytest.raises(ConfigError, match=r"max_model_len cannot be set here: set model.max_length"):
         describe_engine(replace(VLLM, engine=EngineConfig(type="vllm", vllm=vllm)))

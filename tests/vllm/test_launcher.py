@@ -15,7 +15,15 @@ from anyio.from_thread import start_blocking_portal
 from moonmill.agents.processes import ServerProcess
 from moonmill.errors import ConfigError
 from tests.agents.conftest import random_model
-from tests.vllm.conftest import MAX_LENGTH, RANK, START_SECONDS, launcher_argv, parents, processes_below, shared_memory
+from tests.vllm.conftest import (
+    MAX_LENGTH,
+    RANK,
+    START_SECONDS,
+    launcher_argv,
+    parents,
+    processes_below,
+    shared_memory_of,
+)
 
 pytestmark = pytest.mark.anyio
 PROMPT = [12, 13, 14, 15]
@@ -33,8 +41,12 @@ def engine(
     log = tmp_path_factory.mktemp("vllm") / "engine.log"
     argv = launcher_argv(python, model_dir, "--max-loras", "2", "--max-lora-rank", str(RANK))
     process = ServerProcess("engine", argv, log_path=log, start_timeout=START_SECONDS, on_progress=progress.append)
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(process):
-        yield process
+    with start_blocking_portal() as portal:
+        with portal.wrap_async_context_manager(process):
+            below = {*processes_below(process.pid)}
+            yield process
+        assert process.returncode == 0, "SIGTERM ends it cleanly"
+        portal.call(gone, below)
 
 
 def sample(engine: ServerProcess, model: str) -> dict[str, object]:
@@ -44,6 +56,7 @@ def sample(engine: ServerProcess, model: str) -> dict[str, object]:
     return dict(answer.json()["choices"][0])
 
 
+@pytest.mark.xdist_group("engine")
 def test_it_says_how_far_it_is_and_that_it_is_ready(engine: ServerProcess, progress: list[str]) -> None:
     assert engine.ready | {"port": 0} == {
         "host": "127.0.0.1",
@@ -58,6 +71,7 @@ def test_it_says_how_far_it_is_and_that_it_is_ready(engine: ServerProcess, progr
     assert '{"progress"' not in engine.log_path.read_text()
 
 
+@pytest.mark.xdist_group("engine")
 def test_it_answers_with_tokens_and_logprobs(engine: ServerProcess) -> None:
     choice = sample(engine, "policy-v0")
     logprobs = choice["logprobs"]["token_logprobs"]  # type: ignore[index]
@@ -65,6 +79,7 @@ def test_it_answers_with_tokens_and_logprobs(engine: ServerProcess) -> None:
     assert all(math.isfinite(value) and value <= 0 for value in logprobs)
 
 
+@pytest.mark.xdist_group("engine")
 def test_adapters_are_loaded_sampled_from_and_unloaded(engine: ServerProcess, adapters: list[Path]) -> None:
     seen = [sample(engine, "policy-v0")["logprobs"]]
     for version, folder in enumerate(adapters, 1):
@@ -83,7 +98,6 @@ def test_adapters_are_loaded_sampled_from_and_unloaded(engine: ServerProcess, ad
 
 @pytest.mark.parametrize("victim", ["its worker", "its engine process", "its HTTP server", "the launcher"])
 async def test_whatever_is_killed_nothing_remains(python: str, model_dir: Path, tmp_path: Path, victim: str) -> None:
-    before = {*shared_memory()}
     argv = launcher_argv(python, model_dir)
     async with ServerProcess("engine", argv, log_path=tmp_path / "log", start_timeout=START_SECONDS) as process:
         below = processes_below(process.pid)
@@ -91,23 +105,17 @@ async def test_whatever_is_killed_nothing_remains(python: str, model_dir: Path, 
         while children := [p for p, parent in parents().items() if parent == chain[-1] and "tracker" not in below[p]]:
             chain += children
         assert len(chain) == 4, below
+        shared = shared_memory_of(chain[1:])
+        assert shared
         index = ["the launcher", "its HTTP server", "its engine process", "its worker"].index(victim)
         os.kill(chain[index], signal.SIGKILL)
         with anyio.fail_after(20):
             await process.wait_dead()
         assert process.returncode not in (0, None)
         await gone({*below})
+        assert not any(file.exists() for file in shared)
         if victim != "the launcher":
             assert process.last_words().splitlines()[-1].startswith("error: ")
-    assert {*shared_memory()} <= before
-
-
-async def test_sigterm_ends_it_cleanly(python: str, model_dir: Path, tmp_path: Path) -> None:
-    argv = launcher_argv(python, model_dir)
-    async with ServerProcess("engine", argv, log_path=tmp_path / "log", start_timeout=START_SECONDS) as process:
-        below = {*processes_below(process.pid)}
-    assert process.returncode == 0
-    await gone(below)
 
 
 @pytest.fixture
