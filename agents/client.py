@@ -1,26 +1,26 @@
-"""The way to the engine: token ids out, token ids and log-probabilities back, over vLLM's HTTP requests.
+"""The way to the engines: token ids out, token ids and log-probabilities back, over vLLM's HTTP requests.
 
 What always holds:
 
 - A token that has arrived is kept, with its log-probability and the version it was sampled under. Whatever interrupts a
   completion (a new version, a dropped connection, an engine that is started again elsewhere), it goes on from the
-  prompt and the tokens so far.
+  prompt and the tokens so far: at once on another engine, where one is up.
 - The version of a token is the one its request named when it was sent.
 - Every wait has a bound, and an error says where, what was last seen, and how often it was tried.
 """
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import anyio
 import httpx
-import msgspec
 
+from moonmill.agents import wire
 from moonmill.agents.lanes import Lanes
 from moonmill.agents.pending import Run, version_name
-from moonmill.agents.streams import EventReader, RefusalError, error_of
+from moonmill.agents.routing import Route, Router
+from moonmill.agents.streams import RefusalError
 from moonmill.errors import EngineError, PromptTooLongError
 from moonmill.types import Completion, Sampling
 
@@ -28,28 +28,30 @@ _FIRST_WAIT = 0.05
 _LONGEST_WAIT = 2.0
 _TOO_LONG = "maximum context length"
 """What both vLLM and the embedded engine say of a prompt that does not fit."""
-_JSON = {"Content-Type": "application/json"}
-_ALREADY_LOADED = "already been loaded"
 
 __all__ = ["InferenceClient", "version_name"]
 
 
 class InferenceClient:
-    """Talks to one engine. To be used as an async context.
+    """Talks to one engine, or to several that serve the same versions. To be used as an async context.
+
+    A request goes to the engine with the fewest in flight, or, where it belongs to a session, to the engine of that
+    session unless it is much busier than others (`moonmill.agents.routing`).
 
     Args:
-        base_url: the engine's root, such as `http://127.0.0.1:8000`.
+        base_urls: the engines' roots, such as `http://127.0.0.1:8000`; their places number the engines.
         version: the version that requests are sent under at first.
         on_new_version: what `use_version` does to running completions: `interrupt` lets them go on under the new one,
             `finish` under the one they began with.
         request_timeout: seconds without a byte from the engine before a request is given up and tried again.
         recover_timeout: seconds a completion waits for an engine that is out of reach, or has not got its version yet.
-        max_attempts: how often a request that makes no progress is tried at an engine that is there.
+        max_attempts: how often a request that makes no progress is tried at engines that are there; once at each of
+            them counts as one.
     """
 
     def __init__(
         self,
-        base_url: str,
+        base_urls: str | Sequence[str],
         *,
         version: int = 0,
         on_new_version: Literal["interrupt", "finish"] = "interrupt",
@@ -58,7 +60,7 @@ class InferenceClient:
         max_attempts: int = 5,
     ) -> None:
         self.version = version
-        self._url = base_url.rstrip("/")
+        self._router = Router([base_urls] if isinstance(base_urls, str) else base_urls)
         self._interrupts = on_new_version == "interrupt"
         self._recover_timeout = recover_timeout
         self._max_attempts = max_attempts
@@ -72,11 +74,16 @@ class InferenceClient:
     async def __aexit__(self, *exc: object) -> None:
         await self._lanes.aclose()
 
-    def set_base_url(self, url: str) -> None:
-        """The engine is elsewhere now; completions in flight continue there."""
-        self._url = url.rstrip("/")
+    def set_base_url(self, url: str, engine: int = 0) -> None:
+        """An engine is up, at this place; completions that wait for one continue there."""
+        self._router.move(engine, url)
         self._moved.set()
         self._moved = anyio.Event()
+
+    def set_away(self, engine: int = 0) -> None:
+        """An engine is out of use until it gets a base URL; its completions go on elsewhere, or wait."""
+        for run in self._router.close(engine):
+            run.interrupt()
 
     async def complete(
         self,
@@ -94,11 +101,11 @@ class InferenceClient:
             sampling: how tokens are drawn.
             seed: with it, the same prompt under one version, uninterrupted, gives the same tokens.
             stop_token_ids: the completion ends with the first of them, which is part of it.
-            session: sent along for routers that keep a conversation on one engine.
+            session: names a conversation, so that its completions stay on one engine; also sent along for routers.
 
         Raises:
             PromptTooLongError: the engine's context has no room for the completion.
-            EngineError: the engine cannot be reached, or fails the request, for longer than the retries cover.
+            EngineError: no engine can be reached, or the request fails, for longer than the retries cover.
         """
         run = Run(prompt, sampling, seed, frozenset(stop_token_ids), session)
         run.version = self.version
@@ -116,133 +123,106 @@ class InferenceClient:
             for run in self._running:
                 run.switch(version)
 
-    async def load_version(self, version: int, path: Path) -> None:
-        """Let the engine load a version's weights from a folder; requests still go to the one in use.
-
-        Raises:
-            EngineError: the engine would not, or cannot be reached.
-        """
-        body = {"lora_name": version_name(version), "lora_path": str(path)}
-        try:
-            await self._post("/v1/load_lora_adapter", body)
-        except RefusalError as e:
-            if _ALREADY_LOADED not in e.message:
-                raise EngineError(f"{self._url} did not load version {version} from {path}: {e.message}") from e
-
-    async def unload_version(self, version: int) -> None:
-        """Let the engine forget a version. One that it does not know is forgotten already.
-
-        Raises:
-            EngineError: the engine would not, or cannot be reached.
-        """
-        try:
-            await self._post("/v1/unload_lora_adapter", {"lora_name": version_name(version)})
-        except RefusalError as e:
-            if e.status != 404:
-                raise EngineError(f"{self._url} did not unload version {version}: {e.message}") from e
-
-    async def probe(self, prompt: Sequence[int], sampling: Sampling, version: int) -> float:
-        """The log-probability of the likeliest token after `prompt`: a number that other weights change.
-
-        Raises:
-            EngineError: the version does not answer.
-        """
-        run = Run(prompt, sampling, seed=0, stops=frozenset(), session="")
-        run.version = version
-        try:
-            await self._attempt(run)
-        except (RefusalError, httpx.HTTPError) as e:
-            raise EngineError(f"{self._url} did not answer for version {version}: {_say(e)}") from e
-        if not run.logprobs:
-            raise EngineError(f"{self._url} answered for version {version} without a single token")
-        return run.logprobs[0]
-
     async def _finish(self, run: Run) -> None:
         """Send a run as often as it takes to finish it."""
-        failures, away_since = 0, None
+        trouble = _Trouble()
         while not run.is_over():
-            moved, before, error = self._moved, len(run.tokens), None
-            try:
-                with anyio.CancelScope() as run.scope:
-                    await self._attempt(run)
-            except (RefusalError, httpx.HTTPError) as e:
-                error = e
-            run.scope = None
+            moved, before, run.switched = self._moved, len(run.tokens), False
+            route = self._router.choose(run.session, trouble.tried, time.monotonic())
+            error = await self._attempt(run, route) if route else RefusalError(503, "no engine is up")
             if run.is_over() or run.switched:
-                failures, away_since = 0, None
+                trouble = _Trouble()
                 continue
-            error = error or RefusalError(503, "the answer ended before its last token")
-            self._raise_if_final(run, error)
             if len(run.tokens) > before:
-                failures, away_since = 0, None
-            failures += 1
-            away_since = (away_since or time.monotonic()) if _is_away(error) else None
-            if self._is_hopeless(failures, away_since):
-                raise EngineError(
-                    f"{self._url} did not complete a request under {version_name(run.version)} in {failures} attempts "
-                    f"({len(run.tokens)} tokens had arrived); the last error: {_say(error)}"
-                ) from error
-            if _is_unknown_version(error) and run.version != self.version:
+                trouble = _Trouble()
+            trouble.add(route, error)
+            if wire.is_unknown_version(error) and run.version != self.version:
                 run.version = self.version
+                self._raise_if_hopeless(run, trouble)
                 continue
-            with anyio.move_on_after(min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(failures - 1, 10))):
+            if route and self._router.has_other(trouble.tried, time.monotonic()):
+                continue
+            self._raise_if_hopeless(run, trouble)
+            with anyio.move_on_after(min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(trouble.rounds - 1, 10))):
                 await moved.wait()
 
-    def _is_hopeless(self, failures: int, away_since: float | None) -> bool:
-        """An engine that is there gets some attempts, one that is not gets some time."""
-        if away_since is None:
-            return failures >= self._max_attempts
-        return time.monotonic() - away_since > self._recover_timeout
+    async def _attempt(self, run: Run, route: Route) -> Exception:
+        """Send one request and take in what arrives; returns why nothing further comes.
 
-    def _raise_if_final(self, run: Run, error: Exception) -> None:
-        """Raise where trying again cannot help."""
-        if not isinstance(error, RefusalError):
+        Raises:
+            EngineError: trying again cannot help.
+        """
+        error: Exception = RefusalError(503, "the answer ended before its last token")
+        route.runs.add(run)
+        try:
+            with anyio.CancelScope() as run.scope:
+                await wire.sample(self._lanes, route.url, run, route.answered)
+        except RefusalError as e:
+            self._raise_if_final(run, route, e)
+            error = e
+        except httpx.HTTPError as e:
+            error = e
+            if wire.is_out_of_reach(e):
+                route.miss(time.monotonic())
+        finally:
+            run.scope = None
+            route.runs.discard(run)
+        return error
+
+    def _raise_if_hopeless(self, run: Run, trouble: "_Trouble") -> None:
+        """End a round of attempts; engines that are there get some rounds, those that are not get some time."""
+        if not trouble.end_round(time.monotonic(), self._max_attempts, self._recover_timeout):
             return
+        if trouble.error is None:
+            raise EngineError(f"no engine was up for {self._recover_timeout:g} s, so a request was given up")
+        raise EngineError(
+            f"{trouble.where} did not complete a request under {version_name(run.version)} in {trouble.attempts} "
+            f"attempts ({len(run.tokens)} tokens had arrived); the last error: {wire.say(trouble.error)}"
+        ) from trouble.error
+
+    def _raise_if_final(self, run: Run, route: Route, error: RefusalError) -> None:
+        """Raise where trying again cannot help."""
         if error.status in (400, 413) and _TOO_LONG in error.message:
             raise PromptTooLongError(
                 f"a prompt of {len(run.prompt)} tokens and up to {run.sampling.max_tokens} more do not fit the "
                 f"engine's context: {error.message}"
             ) from error
         if 400 <= error.status < 500 and error.status not in (404, 408, 429):
-            raise EngineError(f"{self._url} refused a request: {error.message}") from error
-
-    async def _attempt(self, run: Run) -> None:
-        """Send one request and take in what arrives."""
-        headers = {**_JSON, "X-Session-ID": run.session} if run.session else _JSON
-        url = f"{self._url}/v1/completions"
-        run.switched = False
-        # Kept here: the run's version may change before the last chunk of this request is taken in.
-        version = run.version
-        reader = EventReader()
-        async with (
-            self._lanes.lane() as http,
-            http.stream("POST", url, content=run.body(), headers=headers) as response,
-        ):
-            if response.status_code != 200:
-                raise error_of(response.status_code, await response.aread())
-            async for data in response.aiter_raw():
-                for chunk in reader.feed(data):
-                    run.take(chunk, version)
-
-    async def _post(self, path: str, body: dict[str, str]) -> None:
-        try:
-            async with self._lanes.lane() as http:
-                response = await http.post(self._url + path, content=msgspec.json.encode(body), headers=_JSON)
-        except httpx.HTTPError as e:
-            raise EngineError(f"{self._url}{path}: {_say(e)}") from e
-        if response.status_code != 200:
-            raise error_of(response.status_code, response.content)
+            raise EngineError(f"{route.url} refused a request: {error.message}") from error
 
 
-def _is_unknown_version(error: Exception) -> bool:
-    return isinstance(error, RefusalError) and error.status == 404
+class _Trouble:
+    """What has gone wrong with a run since a token last arrived. A round tries each engine that is up once."""
 
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.rounds = 0
+        self.tried: set[Route] = set()
+        """In this round."""
+        self.where = ""
+        self.error: Exception | None = None
+        self._there = False
+        """Whether an engine was there in this round."""
+        self._away_since: float | None = None
 
-def _is_away(error: Exception) -> bool:
-    """Whether it is worth waiting for: nobody is there, or it is back and has not got the version yet."""
-    away = httpx.NetworkError | httpx.RemoteProtocolError | httpx.ConnectTimeout
-    return _is_unknown_version(error) or isinstance(error, away)
+    def add(self, route: Route | None, error: Exception) -> None:
+        """An attempt failed at `route`, or there was none."""
+        self.attempts += route is not None
+        if route is not None:
+            self.tried.add(route)
+            self.where, self.error = route.url, error
+            self._there |= not wire.is_away(error)
 
-
-def _say(error: Exception) -> str:
-    return error.message if isinstance(error, RefusalError) else f"{type(error).__name__}: {error}".rstrip(": ")
+    def end_round(self, now: float, most_rounds: int, most_seconds: float) -> bool:
+        """Begin the next round; returns whether there is no hope left."""
+        self.rounds += 1
+        if self._there:
+            self._away_since = None
+        elif self._away_since is None:
+            self._away_since = now
+        there, self._there = self._there, False
+        self.tried.clear()
+        if there:
+            return self.rounds >= most_rounds
+        assert self._away_since is not None
+        return now - self._away_since > most_seconds

@@ -13,10 +13,18 @@ from moonmill.agents.streams import Chunk, RefusalError
 from moonmill.seeding import derive_seed
 from moonmill.types import FinishReason, Sampling
 
+_PREFIX = "policy-v"
+
 
 def version_name(version: int) -> str:
     """The model name under which an engine serves a version."""
-    return f"policy-v{version}"
+    return f"{_PREFIX}{version}"
+
+
+def version_named(name: str) -> int | None:
+    """The version that a model name stands for; None where it is none."""
+    number = name.removeprefix(_PREFIX)
+    return int(number) if number != name and number.isascii() and number.isdecimal() else None
 
 
 class Run:
@@ -38,7 +46,7 @@ class Run:
         self._stops = stops
         self._finished = False
         self.switched = False
-        """Whether the version has changed since the last request was sent."""
+        """Whether the last request sent was dropped on purpose."""
 
     def is_over(self) -> bool:
         """Finished, or complete although the word of it never arrived."""
@@ -87,6 +95,10 @@ class Run:
         """Go on under another version, from the tokens so far."""
         if version != self.version:
             self.version = version
-            self.switched = True
-            if self.scope is not None:
-                self.scope.cancel()
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Drop the request under way; the next one goes on from the tokens so far."""
+        self.switched = True
+        if self.scope is not None:
+            self.scope.cancel()

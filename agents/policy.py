@@ -67,6 +67,7 @@ class _PolicySession:
             Sampling(sampling.temperature, sampling.top_p, sampling.top_k, min(room, sampling.max_tokens)),
             seed=derive_seed(self._seed, self._turns),
             stop_token_ids=agent.renderer.stop_token_ids,
+            session=f"episode-{self._seed:x}",
         )
         self._turns += 1
         self._completion = done.tokens

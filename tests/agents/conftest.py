@@ -4,6 +4,7 @@ Two versions of the same shape: the base is random, with attention that matters;
 token follows which, so that what it says greedily is known beforehand.
 """
 
+import socket
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -112,6 +113,13 @@ def engine(model_dir: Path, markov_dir: Path, tmp_path_factory: pytest.TempPathF
 def reference(model_dir: Path) -> PreTrainedModel:
     """The base model, to be run by transformers alone."""
     return LlamaForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
+
+
+@pytest.fixture
+def unused_tcp_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 @pytest.fixture(scope="session")

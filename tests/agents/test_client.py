@@ -12,6 +12,7 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 from moonmill.agents.client import InferenceClient, version_name
+from moonmill.agents.control import EngineControl
 from moonmill.agents.processes import ServerProcess
 from moonmill.errors import EngineError, PromptTooLongError
 from moonmill.types import Completion, Sampling
@@ -30,14 +31,20 @@ async def client(engine: ServerProcess) -> AsyncIterator[InferenceClient]:
         yield client
 
 
+@pytest.fixture
+async def control(engine: ServerProcess) -> AsyncIterator[EngineControl]:
+    async with EngineControl(engine.base_url) as control:
+        yield control
+
+
 @asynccontextmanager
-async def version(client: InferenceClient, number: int, folder: Path) -> AsyncIterator[None]:
+async def version(control: EngineControl, number: int, folder: Path) -> AsyncIterator[None]:
     """A version that is loaded inside the context."""
-    await client.load_version(number, folder)
+    await control.load_version(number, folder)
     try:
         yield
     finally:
-        await client.unload_version(number)
+        await control.unload_version(number)
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
@@ -101,9 +108,11 @@ async def test_what_the_engine_refuses_is_an_error_at_once(client: InferenceClie
         await client.complete([5000], GREEDY, seed=0, stop_token_ids=())
 
 
-async def test_a_new_version_interrupts_and_continues(client: InferenceClient, other_dir: Path) -> None:
+async def test_a_new_version_interrupts_and_continues(
+    client: InferenceClient, control: EngineControl, other_dir: Path
+) -> None:
     old = await ask(client)
-    async with version(client, 1, other_dir), anyio.create_task_group() as tasks:
+    async with version(control, 1, other_dir), anyio.create_task_group() as tasks:
         results: list[Completion] = []
 
         async def run() -> None:
@@ -128,10 +137,12 @@ async def test_a_new_version_interrupts_and_continues(client: InferenceClient, o
         assert done.logprobs[switch:] == pytest.approx(rest.logprobs, abs=1e-4)
 
 
-async def test_where_versions_finish_only_new_requests_change(engine: ServerProcess, other_dir: Path) -> None:
+async def test_where_versions_finish_only_new_requests_change(
+    engine: ServerProcess, control: EngineControl, other_dir: Path
+) -> None:
     async with (
         InferenceClient(engine.base_url, on_new_version="finish") as client,
-        version(client, 1, other_dir),
+        version(control, 1, other_dir),
         anyio.create_task_group() as tasks,
     ):
         results: list[Completion] = []
@@ -149,10 +160,10 @@ async def test_where_versions_finish_only_new_requests_change(engine: ServerProc
 
 
 async def test_a_version_unloaded_under_a_request_is_replaced_by_the_current(
-    engine: ServerProcess, other_dir: Path
+    engine: ServerProcess, control: EngineControl, other_dir: Path
 ) -> None:
     async with InferenceClient(engine.base_url, version=1, on_new_version="finish") as client:
-        await client.load_version(1, other_dir)
+        await control.load_version(1, other_dir)
         async with anyio.create_task_group() as tasks:
             results: list[Completion] = []
 
@@ -162,33 +173,11 @@ async def test_a_version_unloaded_under_a_request_is_replaced_by_the_current(
             tasks.start_soon(run)
             await until(lambda: arrived(client) >= 8)
             await client.use_version(0)
-            await client.unload_version(1)
+            await control.unload_version(1)
             await until(lambda: bool(results))
         versions = results[0].versions
         assert versions == tuple(sorted(versions, reverse=True))
         assert set(versions) == {0, 1}
-
-
-async def test_loading_twice_and_unloading_twice_do_no_harm(client: InferenceClient, other_dir: Path) -> None:
-    for _ in range(2):
-        await client.load_version(5, other_dir)
-    for _ in range(2):
-        await client.unload_version(5)
-
-
-async def test_weights_that_cannot_be_loaded_are_told(client: InferenceClient, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=f"did not load version 3 from {tmp_path}: .*neither a PEFT adapter"):
-        await client.load_version(3, tmp_path)
-
-
-async def test_a_probe_tells_weights_apart(client: InferenceClient, other_dir: Path) -> None:
-    sampling = Sampling(temperature=0.0, max_tokens=1)
-    base = await client.probe(PROMPT, sampling, 0)
-    async with version(client, 1, other_dir):
-        assert await client.probe(PROMPT, sampling, 1) != base
-        assert await client.probe(PROMPT, sampling, 0) == base
-    with pytest.raises(EngineError, match="did not answer for version 1"):
-        await client.probe(PROMPT, sampling, 1)
 
 
 async def test_a_cancelled_completion_is_aborted_on_the_engine(client: InferenceClient) -> None:
@@ -235,17 +224,6 @@ async def test_an_engine_that_stays_away_is_an_error(unused_tcp_port: int) -> No
     async with InferenceClient(f"http://127.0.0.1:{unused_tcp_port}", recover_timeout=0.3) as client:
         with pytest.raises(EngineError, match=rf":{unused_tcp_port} did not complete .* ConnectError"):
             await ask(client)
-        with pytest.raises(EngineError, match="/v1/load_lora_adapter: ConnectError"):
-            await client.load_version(1, Path("/nowhere"))
-
-
-@pytest.fixture
-def unused_tcp_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @asynccontextmanager

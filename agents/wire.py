@@ -1,0 +1,72 @@
+"""Single requests to an engine, without any retry, and what can go wrong with them in words."""
+
+from collections.abc import Callable
+
+import httpx
+import msgspec
+
+from moonmill.agents.lanes import Lanes
+from moonmill.agents.pending import Run
+from moonmill.agents.streams import EventReader, RefusalError, error_of
+
+_JSON = {"Content-Type": "application/json"}
+
+
+async def sample(lanes: Lanes, url: str, run: Run, answered: Callable[[], None] | None = None) -> None:
+    """Ask for what a run still lacks, and take in what arrives; `answered` is called when an answer begins.
+
+    Raises:
+        RefusalError: the engine answered with an error.
+        httpx.HTTPError: it did not answer.
+    """
+    headers = {**_JSON, "X-Session-ID": run.session} if run.session else _JSON
+    # Kept here: the run's version may change before the last chunk of this request is taken in.
+    version = run.version
+    reader = EventReader()
+    async with (
+        lanes.lane() as http,
+        http.stream("POST", f"{url}/v1/completions", content=run.body(), headers=headers) as response,
+    ):
+        if answered is not None:
+            answered()
+        if response.status_code != httpx.codes.OK:
+            raise error_of(response.status_code, await response.aread())
+        async for data in response.aiter_raw():
+            for chunk in reader.feed(data):
+                run.take(chunk, version)
+
+
+async def ask(lanes: Lanes, method: str, url: str, body: dict[str, str] | None = None) -> bytes:
+    """The body of an answer.
+
+    Raises:
+        RefusalError: the engine answered with an error.
+        httpx.HTTPError: it did not answer.
+    """
+    content = None if body is None else msgspec.json.encode(body)
+    async with lanes.lane() as http:
+        response = await http.request(method, url, content=content, headers=_JSON)
+    if response.status_code != httpx.codes.OK:
+        raise error_of(response.status_code, response.content)
+    return response.content
+
+
+def is_unknown_version(error: Exception) -> bool:
+    """Whether the engine has not got the version that was asked for."""
+    return isinstance(error, RefusalError) and error.status == httpx.codes.NOT_FOUND
+
+
+def is_out_of_reach(error: Exception) -> bool:
+    """Whether nobody is there, or nobody says anything."""
+    return isinstance(error, httpx.TransportError)
+
+
+def is_away(error: Exception) -> bool:
+    """Whether it is worth waiting for: nobody is there, or it is back and has not got the version yet."""
+    away = httpx.NetworkError | httpx.RemoteProtocolError | httpx.ConnectTimeout
+    return is_unknown_version(error) or isinstance(error, away)
+
+
+def say(error: Exception) -> str:
+    """An error in one line."""
+    return error.message if isinstance(error, RefusalError) else f"{type(error).__name__}: {error}".rstrip(": ")
