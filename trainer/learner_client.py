@@ -16,6 +16,8 @@ from moonmill.trainer.messages import (
     CheckpointAnswer,
     ErrorAnswer,
     LearnerState,
+    ProbeAnswer,
+    ProbeRequest,
     RestoreRequest,
     StepAnswer,
     StepRequest,
@@ -46,9 +48,16 @@ class LearnerClient:
         """Where the learner stands."""
         return await self._ask("GET", "/state", None, LearnerState)
 
-    async def step(self, step: int, rollouts: tuple[Rollout, ...]) -> StepAnswer:
-        """Do learner step number `step`, the one after those done, with these rollouts."""
-        return await self._ask("POST", "/step", StepRequest(step, rollouts), StepAnswer)
+    async def step(self, step: int, rollouts: tuple[Rollout, ...], probe: tuple[int, ...] = ()) -> StepAnswer:
+        """Do learner step number `step`, the one after those done, with these rollouts.
+
+        Where that makes a version, the answer tells the log-probability of its likeliest token after `probe`.
+        """
+        return await self._ask("POST", "/step", StepRequest(step, rollouts, probe), StepAnswer)
+
+    async def probe(self, tokens: tuple[int, ...]) -> float:
+        """The log-probability of the likeliest token after these, with the weights there are."""
+        return (await self._ask("POST", "/probe", ProbeRequest(tokens), ProbeAnswer)).logprob
 
     async def checkpoint(self) -> Path:
         """Save everything the learner knows; returns the checkpoint's folder."""

@@ -3,6 +3,7 @@
     GET  /health      200 while the process serves, also in the middle of a step
     GET  /state       LearnerState
     POST /step        StepRequest -> StepAnswer; 409 where it is not the step after those done
+    POST /probe       ProbeRequest -> ProbeAnswer
     POST /checkpoint  CheckpointAnswer
     POST /restore     RestoreRequest -> LearnerState
 
@@ -16,6 +17,7 @@ Exit codes: 0 stopped, 2 bad arguments, config or model.
 import argparse
 import os
 import sys
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -39,6 +41,8 @@ from moonmill.trainer.messages import (
     CheckpointAnswer,
     ErrorAnswer,
     LearnerState,
+    ProbeAnswer,
+    ProbeRequest,
     RestoreRequest,
     StepAnswer,
     StepRequest,
@@ -55,8 +59,10 @@ class _OutOfTurnError(RunError):
     """A step that is not the next one."""
 
 
-def make_app(learner: "Learner", run: RunDirectory) -> Starlette:
+def make_app(learner: "Learner", run: RunDirectory, config: Config) -> Starlette:
     """The ASGI application around a learner; weights and checkpoints go to `run`, as long as it is the same folder."""
+    from moonmill.trainer.probing import likeliest_logprob
+
     turn = anyio.Lock()
 
     def state() -> LearnerState:
@@ -71,9 +77,16 @@ def make_app(learner: "Learner", run: RunDirectory) -> Starlette:
         done = learner.step(wanted.rollouts)
         weights = run.weights / f"v{done.version:06d}"
         run.require_held()
-        if done.updated:
-            learner.export(weights)
-        return StepAnswer(done.step, done.version, str(weights) if done.updated else None, done.metrics)
+        if not done.updated:
+            return StepAnswer(done.step, done.version, None, done.metrics)
+        begin = time.perf_counter()
+        learner.export(weights)
+        metrics = {**done.metrics, "seconds_export": time.perf_counter() - begin}
+        answer = likeliest_logprob(learner.policy, wanted.probe, config.model) if wanted.probe else None
+        return StepAnswer(done.step, done.version, str(weights), metrics, answer)
+
+    def probe(wanted: ProbeRequest) -> ProbeAnswer:
+        return ProbeAnswer(likeliest_logprob(learner.policy, wanted.tokens, config.model))
 
     def checkpoint() -> CheckpointAnswer:
         run.require_held()
@@ -100,6 +113,10 @@ def make_app(learner: "Learner", run: RunDirectory) -> Starlette:
         wanted = await _body(request, StepRequest)
         return await in_turn(lambda: step(wanted))
 
+    async def post_probe(request: Request) -> Response:
+        wanted = await _body(request, ProbeRequest)
+        return await in_turn(lambda: probe(wanted))
+
     async def post_checkpoint(request: Request) -> Response:
         return await in_turn(checkpoint)
 
@@ -111,6 +128,7 @@ def make_app(learner: "Learner", run: RunDirectory) -> Starlette:
         ("GET", "/health", get_health),
         ("GET", "/state", get_state),
         ("POST", "/step", post_step),
+        ("POST", "/probe", post_probe),
         ("POST", "/checkpoint", post_checkpoint),
         ("POST", "/restore", post_restore),
     ]
@@ -176,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         learner = Learner(config)
     except ConfigError as e:
         refuse(str(e))
-    serve(make_app(learner, run), args.host, args.port, listener=listener)
+    serve(make_app(learner, run, config), args.host, args.port, listener=listener)
 
 
 def _read_config(file: Path) -> Config:

@@ -10,6 +10,8 @@ class StepRequest(Struct, frozen=True):
 
     step: int
     rollouts: tuple[Rollout, ...]
+    probe: tuple[int, ...] = ()
+    """Tokens of a prompt to be answered with the weights of a new version; empty for none."""
 
 
 class StepAnswer(Struct, frozen=True):
@@ -22,6 +24,21 @@ class StepAnswer(Struct, frozen=True):
     """The folder with the weights of `version`; None where the step made no version."""
     metrics: dict[str, float]
     """Finite numbers only; what a step does not know is left out."""
+    probe: float | None = None
+    """Log-probability of the likeliest token after the probe, at temperature 1; None where there is no new version."""
+
+
+class ProbeRequest(Struct, frozen=True):
+    """Body of `POST /probe`: answer this prompt with the weights there are."""
+
+    tokens: tuple[int, ...]
+
+
+class ProbeAnswer(Struct, frozen=True):
+    """Answer to `POST /probe`."""
+
+    logprob: float
+    """Of the likeliest token after the prompt, at temperature 1."""
 
 
 class RestoreRequest(Struct, frozen=True):

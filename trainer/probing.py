@@ -1,0 +1,28 @@
+"""The learner's answer to the probe: what tells after each hand-over whether an engine has the learner's weights."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from moonmill.config import ModelConfig
+from moonmill.trainer.attention import PackedPlan
+from moonmill.trainer.models import implementation_of, precision
+
+
+def likeliest_logprob(model: PreTrainedModel, tokens: Sequence[int], config: ModelConfig) -> float:
+    """The log-probability of the likeliest token after `tokens`, at temperature 1, computed as learner steps are.
+
+    It is what an engine reports of its first token at temperature 0. Nothing of the model changes.
+    """
+    device = torch.device(config.device)
+    plan = PackedPlan(torch.tensor([0, len(tokens)], dtype=torch.int32, device=device))
+    with torch.no_grad(), precision(config):
+        logits = model(
+            input_ids=torch.tensor([[*tokens]], device=device),
+            position_ids=torch.arange(len(tokens), device=device).unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=1,
+            **plan.kwargs(implementation_of(model)),
+        ).logits[0, -1]
+    return float(logits.float().log_softmax(-1).max())
