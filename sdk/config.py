@@ -80,7 +80,7 @@ class VllmConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The process that samples."""
+    """The processes that sample."""
 
     type: Literal["embedded", "vllm"] = "embedded"
     """`embedded` is our own engine, on transformers; `vllm` is vLLM, in an environment of its own
@@ -90,9 +90,15 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     """The address it listens on; 127.0.0.1 can be reached from this machine alone."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """0 lets the system choose a free one."""
+    """0 lets the system choose a free one. Of several engines the first has this port, the next the one after it."""
+    replicas: PositiveInt = 1
+    """How many of them are started. Requests are spread over them, an episode's stay on one; while one is down, the
+    others go on."""
+    urls: tuple[str, ...] = ()
+    """Engines that run already, such as `http://10.0.0.2:8000`, in place of any that are started. Each serves the model
+    of `model.path` as `policy-v0`, finds the run directory under the same path, and is this run's alone."""
     threads: PositiveInt = 1
-    """CPU threads it computes with."""
+    """CPU threads each computes with."""
     max_batch: PositiveInt = 64
     """Requests that are decoded at once; further ones wait."""
     start_timeout: PositiveFloat = 600.0

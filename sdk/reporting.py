@@ -115,6 +115,8 @@ class Summary(Struct, frozen=True):
     """Exceptions and wrong calls in tools, summed over the run by tool and kind; all unknown tools are one."""
     staleness: StalenessSummary = StalenessSummary()
     masked_share_mean: float | None = None
+    probe_difference_max: float | None = None
+    """Largest difference between an engine's and the learner's answer to the probe, after a hand-over."""
     generation_seconds: float = 0.0
     learning_seconds: float = 0.0
     wall_seconds: float = 0.0

@@ -241,7 +241,7 @@ class Controller:
             self._commit(batch, answer, waited)
             weights = Path(answer.weights) if answer.weights else None
             changed = answer.metrics.get("grad_norm") != 0.0
-            self._publisher.offer(answer.step, answer.version, weights, changed=changed)
+            self._publisher.offer(answer.step, answer.version, weights, changed=changed, probe=answer.probe)
             self._notify()
             if self.step % train.checkpoint_every == 0:
                 await self._checkpoint()

@@ -1,179 +1,248 @@
-"""The engine of a run: started, kept alive, and given each new version.
+"""The engines of a run: kept alive, and given each new version.
 
-While it is down, requests wait in the client and go on from the tokens they have. A restarted engine gets the current
-version before it is used again.
+While one is down, its requests go on at the others, or wait in the client, from the tokens they have. What always
+holds: a version is sampled from only when every engine that is up has it; nothing waits for an engine that is down; a
+version's weights are kept while an engine may have to load them again.
 """
 
 import itertools
-import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskStatus
+from msgspec.structs import replace
 
 from moonmill.agents.client import InferenceClient
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import EngineError, WorkerDiedError
 from moonmill.rundir import RunDirectory
+from moonmill.trainer.endpoints import Endpoint, Note
 from moonmill.trainer.engine_commands import engine_argv
-from moonmill.types import Sampling
+from moonmill.trainer.handover import Taken, Weights, WrongWeightsError, remove_weights
 
 _PUBLISH_ATTEMPTS = 3
 _BACKOFF_SECONDS = 0.5
 """Wait before the first restart; it doubles with each further one."""
-_PROBE = Sampling(temperature=0.0, max_tokens=1)
-
-Note = Callable[..., None]
-"""Takes the kind of an event and its data."""
+_STARTS_WITHOUT = 2
+"""How many times `engine.start_timeout` a run waits for attached engines when all of them are gone."""
 
 
 class EngineHost:
-    """One supervised engine process and the client that talks to it.
+    """The supervised engines of a run and the client that talks to them.
 
     Args:
         config: the run's.
-        log: where the engine's output goes.
+        logs: the folder where the engines' output goes.
         note: told of restarts and versions.
         probe: tokens of a prompt; after each hand-over it is sampled from, to see that the new weights answer.
         run: its weights are deleted once their version is out of use; weights elsewhere are left alone. None where
             nothing is published.
     """
 
-    def __init__(self, config: Config, log: Path, note: Note, probe: list[int], run: RunDirectory | None) -> None:
+    def __init__(self, config: Config, logs: Path, note: Note, probe: list[int], run: RunDirectory | None) -> None:
         self._config = config
         self._run = run
         self._note = note
-        self._probe_prompt = probe
         self._probe_value: float | None = None
         self._warned = False
         self._restarts = 0
-        self.server = ServerProcess(
-            "engine", engine_argv(config), log_path=log, start_timeout=config.engine.start_timeout
-        )
-        self._weights: dict[int, Path] = {}
+        self._versions: dict[int, Weights] = {}
         self._pinned: Counter[int] = Counter()
         self._clients: set[InferenceClient] = set()
-        self._swap = anyio.Lock()
         self._up = anyio.Event()
+        self._none_up = anyio.Event()
+        self._begun = False
+        self._endpoints: list[Endpoint] = []
+        places = _places(config, logs)
+        for name, place in places.items():
+            own = partial(note, engine=name) if len(places) > 1 else note
+            died = partial(self._allow_restart, own)
+            self._endpoints.append(Endpoint(place, config, probe, self._versions, own, self._changed, died))
+        self._living = set(self._endpoints)
         self.client: InferenceClient
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["EngineHost"]:
-        """Start the engine; it is stopped at the end."""
-        async with AsyncExitStack() as stack:
-            while not self.server.alive:
-                try:
-                    await stack.enter_async_context(self.server)
-                except WorkerDiedError as e:
-                    if self._restarts == self._config.engine.max_restarts:
-                        raise
-                    self._note("engine_died", restarts=self._restarts, error=str(e))
-                    await self._back_off()
-            connection = self._connect(0, self._config.async_.on_new_version)
-            self.client = await stack.enter_async_context(connection)
-            self._up.set()
-            self._note("engine_started", pid=self.server.pid)
-            yield self
+        """Start the engines, all at once, and keep them alive; they are stopped at the end.
 
-    async def supervise(self) -> None:
-        """Restart the engine whenever it ends, at most `engine.max_restarts` times in all. Runs until cancelled.
+        Restarts are `engine.max_restarts` in all. A run goes on while one engine is left.
 
         Raises:
-            WorkerDiedError: it has ended once too often.
+            WorkerDiedError: one did not start, or later none is left.
+            ConfigError: one cannot serve this run.
         """
-        while True:
-            await self.server.wait_dead()
-            self._up = anyio.Event()
-            self._note("engine_died", restarts=self._restarts, returncode=self.server.returncode)
-            if self._restarts == self._config.engine.max_restarts:
-                break
-            await self._back_off()
-            try:
-                async with self._swap:
-                    await self._restart()
-            except (EngineError, WorkerDiedError) as e:
-                self._note("restart_failed", error=str(e))
-                self.server.kill()
-                continue
-            self._up.set()
-            self._note("engine_restarted", pid=self.server.pid)
-        raise WorkerDiedError(
-            f"the engine ended {self._config.engine.max_restarts + 1} times (engine.max_restarts); its last words are "
-            f"in {self.server.log_path}"
-        )
+        async with anyio.create_task_group() as group:
+            async with anyio.create_task_group() as starting:
+                for endpoint in self._endpoints:
+                    starting.start_soon(group.start, self._keep, endpoint)
+            self._begun = True
+            if self._config.engine.urls:
+                group.start_soon(self._refuse_to_wait_for_ever)
+            async with self._connect(0, self._config.async_.on_new_version) as self.client:
+                yield self
+            group.cancel_scope.cancel()
 
-    async def _back_off(self) -> None:
-        """Count a restart, and wait before it."""
-        await anyio.sleep(_BACKOFF_SECONDS * 2**self._restarts)
-        self._restarts += 1
+    async def publish(self, version: int, weights: Path, *, changed: bool, probe: float | None) -> None:
+        """Hand a version over: load it, see that it answers as the learner does, sample from it, forget old ones.
 
-    async def publish(self, version: int, weights: Path, *, changed: bool) -> None:
-        """Hand a version over: load it, see that it answers, sample from it, and forget old ones.
+        An engine that does not take what others take is brought up anew, and gets it then.
 
         Args:
             version: the version.
             weights: its folder.
             changed: whether its weights are others than the last version's, so that it must answer otherwise.
+            probe: what the learner answers to the probe.
 
         Raises:
-            EngineError: the engine would not take it, also after a restart.
+            EngineError: no engine would take it, also after a restart.
         """
-        start = time.monotonic()
+        begin = time.monotonic()
         for attempt in itertools.count(1):
             await self._wait_up()
             try:
-                with anyio.fail_after(self._config.engine.request_timeout):
-                    value = await self._hand_over(version, weights)
+                taken, switch = await self._hand_over(version, Weights(weights, probe))
                 break
-            except (EngineError, TimeoutError) as e:
+            except EngineError as e:
                 self._note("publish_failed", version=version, attempt=attempt, error=str(e))
                 if attempt == _PUBLISH_ATTEMPTS:
                     raise EngineError(f"the engine did not take version {version} in {attempt} attempts: {e}") from e
+                if isinstance(e, WrongWeightsError) and attempt == _PUBLISH_ATTEMPTS - 1:
+                    for endpoint in self._endpoints:
+                        endpoint.distrust(str(e))
                 await anyio.sleep(_BACKOFF_SECONDS * 2**attempt)  # Long enough to see that it has died, if it has.
-        if changed and value == self._probe_value and not self._warned:
+        differences = [t.difference for t in taken if t.difference is not None]
+        self._note(
+            "version_published",
+            version=version,
+            seconds=time.monotonic() - begin,
+            seconds_load=max((t.seconds_load for t in taken), default=0.0),
+            seconds_probe=max((t.seconds_probe for t in taken), default=0.0),
+            seconds_switch=switch,
+            **({"probe_difference": max(differences)} if differences else {}),
+        )
+        self._warn_if_unchanged(version, [t.value for t in taken], changed)
+        await self._forget_old(version)
+
+    async def _hand_over(self, version: int, weights: Weights) -> tuple[list[Taken], float]:
+        """Have the engines that are up take a version, and use it; returns how they took it, and seconds to use it."""
+        if self._run:
+            self._run.require_held()
+        taken: list[Taken] = []
+        refusals: dict[Endpoint, EngineError] = {}
+
+        async def give(endpoint: Endpoint) -> None:
+            try:
+                taken.append(await endpoint.take(version, weights))
+            except EngineError as e:
+                refusals[endpoint] = e
+
+        # Again for those that have come up meanwhile.
+        while without := [e for e in self._endpoints if e.up and version not in e.loaded and e not in refusals]:
+            async with anyio.create_task_group() as group:
+                for endpoint in without:
+                    group.start_soon(give, endpoint)
+        if not any(e.up and version in e.loaded for e in self._endpoints):
+            raise next(iter(refusals.values()), None) or EngineError("no engine is up")
+        begin = time.monotonic()
+        self._versions[version] = weights
+        for endpoint, error in refusals.items():
+            endpoint.distrust(str(error))
+        await self.client.use_version(version)
+        return taken, time.monotonic() - begin
+
+    def _warn_if_unchanged(self, version: int, values: list[float], changed: bool) -> None:
+        """Say once if a version answers as the one before: closer than the learner's number needs to be."""
+        if changed and not self._warned and values and all(value == self._probe_value for value in values):
             self._warned = True
             self._note(
                 "warning",
                 text=f"version {version} answers a fixed prompt exactly as the version before: its weights may not "
                 "have arrived, or the learning rate is too small to change anything",
             )
-        self._probe_value = value
-        self._note("version_published", version=version, seconds=time.monotonic() - start)
+        self._probe_value = values[0] if values else None
 
-    async def _hand_over(self, version: int, weights: Path) -> float:
-        """Load a version and use it; returns what it answers to the probe."""
-        async with self._swap:
-            self._require_held()
-            await self.client.load_version(version, weights)
-            self._weights[version] = weights
-            value = await self.client.probe(self._probe_prompt, _PROBE, version)
-            await self.client.use_version(version)
-            await self._forget_old(version)
-            return value
-
-    async def _restart(self) -> None:
-        """Start the engine anew with the versions it had."""
-        self._require_held()
-        await self.server.restart()
-        for client in self._clients:
-            client.set_base_url(self.server.base_url)
-        for version, path in self._weights.items():
-            await self.client.load_version(version, path)
+    async def _forget_old(self, newest: int) -> None:
+        """Unload versions that nobody samples from any more, and delete their weights."""
+        # Interrupted requests have left a version as soon as the next is in use; requests that finish under theirs can
+        # be as old as the staleness bound.
+        keep = 1 if self._config.async_.on_new_version == "interrupt" else self._config.async_.max_staleness + 1
+        used = frozenset({newest, *(+self._pinned), *range(newest - keep + 1, newest)})
+        for version in [v for v in self._versions if v not in used]:
+            del self._versions[version]
+        async with anyio.create_task_group() as group:
+            for endpoint in self._endpoints:
+                if endpoint.up:
+                    group.start_soon(endpoint.forget, used)
+        # Versions that were never handed over, because a newer one was there first, leave their weights as well.
+        if self._run:
+            await anyio.to_thread.run_sync(remove_weights, self._run.weights, newest, used)
 
     async def _wait_up(self) -> None:
-        """Wait for an engine that is being restarted. How often that is tried is `supervise`'s affair."""
+        """Wait until an engine is up. How often they are started again is their own affair."""
         with anyio.move_on_after(self._config.engine.max_restarts * self._config.engine.start_timeout):
             await self._up.wait()
 
+    async def _keep(self, endpoint: Endpoint, *, task_status: TaskStatus[None]) -> None:
+        """Keep an engine alive; one that is beyond help ends the run only where it is the last."""
+        try:
+            await endpoint.live(task_status=task_status)
+        except WorkerDiedError as e:
+            self._living.discard(endpoint)
+            if not self._begun or not self._living:
+                raise
+            self._note("engine_given_up", error=str(e))
+
+    async def _allow_restart(self, note: Note, **how: object) -> bool:
+        """Note a death and wait before the next start; returns whether there may be one."""
+        restarts = self._restarts
+        note("engine_died", restarts=restarts, **how)
+        if restarts >= self._config.engine.max_restarts:
+            return False
+        self._restarts += 1
+        await anyio.sleep(_BACKOFF_SECONDS * 2**restarts)
+        if self._run:
+            self._run.require_held()
+        return True
+
+    def _changed(self, endpoint: Endpoint) -> None:
+        """Tell the clients where an engine is, or that it is not."""
+        place = self._endpoints.index(endpoint)
+        for client in self._clients:
+            if endpoint.up:
+                client.set_base_url(endpoint.base_url, place)
+            else:
+                client.set_away(place)
+        if any(e.up for e in self._endpoints):
+            self._up.set()
+            self._none_up = anyio.Event() if self._none_up.is_set() else self._none_up
+        else:
+            self._none_up.set()
+            self._up = anyio.Event() if self._up.is_set() else self._up
+
+    async def _refuse_to_wait_for_ever(self) -> None:
+        """End a run whose engines are all gone, where it is not ours to start them."""
+        seconds = _STARTS_WITHOUT * self._config.engine.start_timeout
+        while True:
+            await self._none_up.wait()
+            with anyio.move_on_after(seconds) as scope:
+                await self._up.wait()
+            if scope.cancelled_caught:
+                raise EngineError(
+                    f"engine.urls: none of {', '.join(self._config.engine.urls)} could be used for {seconds:g} s "
+                    "(twice engine.start_timeout): see that they run, then --resume"
+                )
+
     @asynccontextmanager
     async def pinned_client(self) -> AsyncIterator[InferenceClient]:
-        """A client that stays with the current version, which is kept on the engine meanwhile: for evaluation."""
+        """A client that stays with the current version, which is kept on the engines meanwhile: for evaluation."""
         version = self.client.version
         self._pinned[version] += 1
         try:
@@ -188,39 +257,31 @@ class EngineHost:
     ) -> AsyncIterator[InferenceClient]:
         engine = self._config.engine
         async with InferenceClient(
-            self.server.base_url,
+            [e.base_url for e in self._endpoints],
             version=version,
             on_new_version=on_new_version,
             request_timeout=engine.request_timeout,
             recover_timeout=engine.start_timeout + engine.request_timeout,
         ) as client:
+            for place, endpoint in enumerate(self._endpoints):
+                if not endpoint.up:
+                    client.set_away(place)
             self._clients.add(client)
             try:
                 yield client
             finally:
                 self._clients.discard(client)
 
-    async def _forget_old(self, newest: int) -> None:
-        """Unload versions that nobody samples from any more, and delete their weights."""
-        # Interrupted requests have left a version as soon as the next is in use; requests that finish under theirs can
-        # be as old as the staleness bound.
-        keep = 1 if self._config.async_.on_new_version == "interrupt" else self._config.async_.max_staleness + 1
-        used = {newest, *(+self._pinned), *range(newest - keep + 1, newest)}
-        for version in [v for v in self._weights if v not in used]:
-            await self.client.unload_version(version)
-            del self._weights[version]
-        # Versions that were never handed over, because a newer one was there first, leave their weights as well.
-        if self._run:
-            await anyio.to_thread.run_sync(remove_weights, self._run.weights, newest, used)
 
-    def _require_held(self) -> None:
-        if self._run:
-            self._run.require_held()
-
-
-def remove_weights(folder: Path, newest: int, used: Collection[int]) -> None:
-    """Delete the weights in `folder` of versions before `newest` that are not in `used`."""
-    for path in folder.glob("v[0-9]*"):
-        digits = path.name[1:]
-        if digits.isdecimal() and int(digits) < newest and int(digits) not in used:
-            shutil.rmtree(path, ignore_errors=True)
+def _places(config: Config, logs: Path) -> dict[str, ServerProcess | str]:
+    """The engines by name: attached ones, or processes to start."""
+    engine = config.engine
+    if engine.urls:
+        return {url: url for url in engine.urls}
+    places: dict[str, ServerProcess | str] = {}
+    for number in range(engine.replicas):
+        name = f"engine-{number + 1}" if engine.replicas > 1 else "engine"
+        own = replace(config, engine=replace(engine, port=engine.port + number if engine.port else 0))
+        log = logs / f"{name}.log"
+        places[name] = ServerProcess(name, engine_argv(own), log_path=log, start_timeout=engine.start_timeout)
+    return places

@@ -74,17 +74,16 @@ async def _evaluate(
             reporter.warn(f"{kind.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in data.items()))
 
     async with AsyncExitStack() as stack:
-        host = EngineHost(config, log_dir / "engine.log", note, probe=[], run=None)
+        # Engines that run already serve another model, perhaps to a run that goes on.
+        own = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, urls=()))
+        host = EngineHost(own, log_dir, note, probe=[], run=None)
         await stack.enter_async_context(host.running())
-        group = await stack.enter_async_context(anyio.create_task_group())
-        group.start_soon(host.supervise)
         for temperature in temperatures:
             sampling = msgspec.structs.replace(config.sampling, temperature=temperature)
             agent = PolicyAgent(host.client, renderer, sampling, config.model.max_length)
             rollouts = await play(config, factory, agent, samples)
             results.append(result_of(rollouts, "eval", version, temperature, config.eval.success))
             reporter.eval(results[-1])
-        group.cancel_scope.cancel()
     return tuple(results)
 
 

@@ -5,7 +5,7 @@ after a crash the missing steps are done again, with the same rollouts in the sa
 """
 
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -33,10 +33,14 @@ class LearnerHost:
         run: its directory.
         ledger: its logs, for the steps to do again.
         note: told of restarts and of steps done again.
+        probe: tokens of a prompt; each new version comes with the learner's answer to it.
     """
 
-    def __init__(self, config: Config, run: RunDirectory, ledger: Ledger, note: Callable[..., None]) -> None:
+    def __init__(
+        self, config: Config, run: RunDirectory, ledger: Ledger, note: Callable[..., None], probe: Sequence[int]
+    ) -> None:
         self._config = config
+        self._probe = tuple(probe)
         self._run = run
         self._ledger = ledger
         self._note = note
@@ -75,7 +79,15 @@ class LearnerHost:
         """
         while True:
             try:
-                return await self._client.step(step, rollouts)
+                return await self._client.step(step, rollouts, self._probe)
+            except WorkerDiedError as e:
+                await self._revive(e)
+
+    async def probe(self) -> float:
+        """What the newest version answers to the probe."""
+        while True:
+            try:
+                return await self._client.probe(self._probe)
             except WorkerDiedError as e:
                 await self._revive(e)
 

@@ -13,8 +13,11 @@ import anyio
 class Target(Protocol):
     """Where versions go."""
 
-    async def publish(self, version: int, weights: Path, *, changed: bool) -> None:
-        """Make `version` the one that is sampled from; its weights are others than the last one's if `changed`."""
+    async def publish(self, version: int, weights: Path, *, changed: bool, probe: float | None) -> None:
+        """Make `version` the one that is sampled from.
+
+        Its weights are others than the last one's if `changed`, and the learner answers the probe with `probe`.
+        """
         ...
 
 
@@ -31,20 +34,22 @@ class Publisher:
         self.step = step
         self._notify = notify
         self._target = target
-        self._next: tuple[int, int, Path] | None = None
+        self._next: tuple[int, int, Path, float | None] | None = None
         self._changed = False
         self._wake = anyio.Event()
 
-    def offer(self, step: int, version: int, weights: Path | None, *, changed: bool) -> None:
+    def offer(
+        self, step: int, version: int, weights: Path | None, *, changed: bool, probe: float | None = None
+    ) -> None:
         """New weights to hand over. A step that made no version (`weights` is None) counts as published at once.
 
-        Where there was nothing to learn, weights are not `changed`.
+        Where there was nothing to learn, weights are not `changed`. The learner answers the probe with `probe`.
         """
         if weights is None:
             if self._next is None:
                 self._advance(step)
             return
-        self._next = (step, version, weights)
+        self._next = (step, version, weights, probe)
         self._changed |= changed
         self._wake.set()
 
@@ -54,10 +59,10 @@ class Publisher:
             await self._wake.wait()
             self._wake = anyio.Event()
             while self._next is not None:
-                step, version, weights = self._next
+                offered = step, version, weights, probe = self._next
                 changed, self._changed = self._changed, False
-                await self._target.publish(version, weights, changed=changed)
-                if self._next == (step, version, weights):
+                await self._target.publish(version, weights, changed=changed, probe=probe)
+                if self._next == offered:
                     self._next = None
                 self._advance(step)
 

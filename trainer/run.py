@@ -116,7 +116,7 @@ class _Run:
     async def _train(self) -> None:
         config, ledger = self.config, self.ledger
         recovery = await anyio.to_thread.run_sync(ledger.recover)
-        status, _ = read_events(self.run)
+        status = read_events(self.run).status
         if status == "finished" and recovery.version >= config.train.steps:
             raise RunError(
                 f"{self.run.path} has done its {recovery.version} steps: to go on, raise train.steps (--set "
@@ -134,15 +134,13 @@ class _Run:
         # What follows half a prompt is uncertain, so that other weights answer it with another number.
         probe = prompt[: max(1, len(prompt) // 2)]
         self.reporter.phase(f"{_whence(recovery)}starting engine and learner")
-        engine = EngineHost(config, self.run.logs / "engine.log", self._note, probe, self.run)
-        learner = LearnerHost(config, self.run, self.ledger, self._note)
+        engine = EngineHost(config, self.run.logs, self._note, probe, self.run)
+        learner = LearnerHost(config, self.run, self.ledger, self._note, probe)
         learner_ready = anyio.Event()
         async with anyio.create_task_group() as group:
             group.start_soon(_keep_running, learner, learner_ready)
-            async with engine.running(), anyio.create_task_group() as supervision:
-                supervision.start_soon(engine.supervise)
+            async with engine.running():
                 await self._evaluate_and_train(engine, learner, learner_ready, tasks, recovery)
-                supervision.cancel_scope.cancel()
             group.cancel_scope.cancel()
 
     async def _evaluate_and_train(
@@ -157,7 +155,8 @@ class _Run:
             await self._evaluate(engine, "before")
         await learner_ready.wait()
         if recovery.version:
-            await engine.publish(recovery.version, self._weights_of(recovery.version), changed=True)
+            weights = self._weights_of(recovery.version)
+            await engine.publish(recovery.version, weights, changed=True, probe=await learner.probe())
         self.reporter.phase("training")
         self.controller = self._controller(engine, learner, tasks, recovery)
         await self.controller.train()

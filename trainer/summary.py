@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,14 +33,14 @@ def summarize(path: Path) -> Summary:
     learning, both = sum(s.spans.learning for s in done), sum(s.spans.both for s in done)
     wall = sum(s.spans.wall for s in done)
     finished, truncated, faults = _rollouts(run)
-    status, evals = read_events(run)
+    told = read_events(run)
     trained = sum(len(s.consumed) for s in done)
     return Summary(
         run=str(path),
-        status=status,
+        status=told.status,
         steps=last.step or 0,
         version=last.version,
-        evals=evals,
+        evals=told.evals,
         rollouts_trained=trained,
         rollouts_finished=finished,
         pending=finished - trained - drops.total(),
@@ -50,6 +51,7 @@ def summarize(path: Path) -> Summary:
         tool_faults=faults,
         staleness=_staleness(staleness),
         masked_share_mean=fmean(masked) if masked else None,
+        probe_difference_max=told.probe_difference_max,
         generation_seconds=sum(s.spans.generating for s in done),
         learning_seconds=learning,
         wall_seconds=wall,
@@ -121,9 +123,17 @@ def _by_count(faults: Iterable[ToolFault]) -> tuple[ToolFault, ...]:
     return tuple(sorted(faults, key=lambda f: -f.count))
 
 
-def read_events(run: RunDirectory) -> tuple[str, tuple[EvalResult, ...]]:
+class Told(NamedTuple):
+    """What a run's events tell of it."""
+
+    status: str
+    evals: tuple[EvalResult, ...]
+    probe_difference_max: float | None
+
+
+def read_events(run: RunDirectory) -> Told:
     """How the run stands, and its evaluations; one that was repeated after a crash counts once."""
-    status = "started"
+    status, difference = "started", None
     evals: dict[tuple[str, float], EvalResult] = {}
     for event in read_jsonl(run.events, Event):
         if event.kind in _ENDINGS:
@@ -131,9 +141,11 @@ def read_events(run: RunDirectory) -> tuple[str, tuple[EvalResult, ...]]:
         elif event.kind == "eval":
             result = msgspec.convert(event.data["result"], EvalResult)
             evals[result.label, result.temperature] = result
+        elif event.kind == "version_published" and "probe_difference" in event.data:
+            difference = max(difference or 0.0, event.data["probe_difference"])
     if status == "started":
         status = "running" if run.in_use() else "killed"
-    return status, tuple(evals.values())
+    return Told(status, tuple(evals.values()), difference)
 
 
 def _staleness(ordered: list[int]) -> StalenessSummary:

@@ -94,6 +94,8 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
     at_most = f"95% at most {s.staleness.p95:g}, maximum {s.staleness.max}"
     yield "staleness", f"mean {number(s.staleness.mean)}, {at_most}"
     yield "masked tokens", share(s.masked_share_mean, 2)
+    if s.probe_difference_max is not None:
+        yield "engine and learner", f"log-probabilities at most {s.probe_difference_max:.1e} apart after a hand-over"
     parts = f"generation {seconds(s.generation_seconds)}, learning {seconds(s.learning_seconds)}"
     yield "time", f"{seconds(s.wall_seconds)}; {parts}"
     yield "overlap", NONE if s.overlap is None else f"generation ran during {share(s.overlap)} of the learning time"

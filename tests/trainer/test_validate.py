@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from moonmill.config import AsyncConfig, Config, EnvConfig, EvalConfig, LoraConfig, ModelConfig
+from moonmill.config import AsyncConfig, Config, EngineConfig, EnvConfig, EvalConfig, LoraConfig, ModelConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.validate import AT_ONCE, FOR_PLAYING, Check, require_valid, validate
 from moonmill.types import Sampling
@@ -172,3 +172,31 @@ def test_an_adapter_without_its_base_is_told(config: Config, adapter: Path) -> N
     check = found(replace(config, model=ModelConfig(str(adapter))))["model"]
     assert check.ok is False
     assert "the model folder /gone/away does not exist. Bring it back, or set base_model_name_or_path" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (EngineConfig(port=65535, replicas=2), "engine.port: 2 engines from port 65535 on"),
+        (EngineConfig(urls=("http://a:1",), replicas=2), "engine.replicas: 2 cannot be started"),
+        (EngineConfig(urls=("http://a:1", "http://a:1/")), "engine.urls: an engine stands there twice"),
+        (
+            EngineConfig(urls=("127.0.0.1:8000",)),
+            "engine.urls: '127.0.0.1:8000' is no URL of a server; .* like http://",
+        ),
+        (EngineConfig(urls=("http://",)), "'http://' is no URL of a server"),
+        (EngineConfig(urls=("http://a b",)), "is no URL of a server"),
+        (EngineConfig(urls=("http://a:x",)), "is no URL"),
+        (EngineConfig(urls=("http://a:1/v1",)), "has a path, and should not"),
+    ],
+)
+def test_engines_that_cannot_be_are_told(config: Config, engine: EngineConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        require_valid(replace(config, engine=engine), ["engines"])
+
+
+@pytest.mark.parametrize(
+    "engine", [EngineConfig(port=65534, replicas=2), EngineConfig(urls=("http://a:1/", "https://[::1]"))]
+)
+def test_engines_that_can_be_pass(config: Config, engine: EngineConfig) -> None:
+    require_valid(replace(config, engine=engine), ["engines"])

@@ -1,0 +1,75 @@
+"""Runs on two engines: started by the run, one of them killed; and attached by URL."""
+
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+from anyio.from_thread import start_blocking_portal
+
+from moonmill.agents.processes import ServerProcess
+from moonmill.config_io import load_config
+from moonmill.jsonl import read_jsonl
+from moonmill.trainer.engine_host import engine_argv
+from moonmill.types import Rollout
+from tests.integration.conftest import Cli, as_json, assert_accounted_for, events, steps
+from tests.integration.test_crash import DEADLINE, start, wait_for_steps, wait_until
+
+
+def test_a_run_on_two_engines_goes_on_when_one_is_killed(config: Path, tmp_path: Path, moonmill: Cli) -> None:
+    run = tmp_path / "run"
+    with start(config, tmp_path, "--set", "engine.replicas=2") as trainer:
+        wait_until(lambda: len(events(run, "engine_started")) == 2, "both engines to start", trainer)
+        wait_for_steps(run, 3, trainer)
+        victim = events(run, "engine_started")[1]
+        os.kill(int(victim.data["pid"]), signal.SIGKILL)
+        assert trainer.wait(DEADLINE) == 0, trainer.communicate()
+    assert [e.data["engine"] for e in events(run, "engine_died")] == [victim.data["engine"]]
+    assert not events(run, "publish_failed"), "the other one took every version"
+    assert steps(run)[-1].version == 10
+    assert_accounted_for(run)
+    assert_versions_in_order(run)
+    assert {p.name for p in (run / "logs").iterdir()} >= {"engine-1.log", "engine-2.log"}
+    summary = as_json(moonmill("inspect", run, "--json"))
+    assert isinstance(summary, dict)
+    assert summary["probe_difference_max"] < 1e-4
+    assert not summary["failed"]
+
+
+def test_a_run_on_attached_engines_uses_both_and_leaves_them_alone(config: Path, tmp_path: Path, moonmill: Cli) -> None:
+    argv = engine_argv(load_config(config))
+    with start_blocking_portal() as portal, ExitStack() as stack:
+        engines = [
+            stack.enter_context(
+                portal.wrap_async_context_manager(
+                    ServerProcess(name, argv, log_path=tmp_path / f"{name}.log", start_timeout=240)
+                )
+            )
+            for name in ("one", "two")
+        ]
+        urls = f"engine.urls=[{', '.join(e.base_url for e in engines)}]"
+        done = moonmill("train", config, "--set", urls, "--set", "train.steps=4")
+        assert done.returncode == 0, done.stderr
+        assert all(e.alive for e in engines)
+        served = [requests_of(e) for e in engines]
+    run = tmp_path / "run"
+    assert min(served) > 0.3 * sum(served)
+    assert {e.data["url"] for e in events(run, "engine_started")} == {e.base_url for e in engines}
+    assert events(run, "version_published")[-1].data["version"] == 4
+    assert_accounted_for(run)
+    assert_versions_in_order(run)
+
+
+def assert_versions_in_order(run: Path) -> None:
+    newest = 0
+    for rollout in read_jsonl(run / "rollouts.jsonl", Rollout):
+        versions = [v for action in rollout.actions for v in action.versions]
+        assert versions == sorted(versions)
+        newest = max(newest, *versions)
+    assert newest > 0
+
+
+def requests_of(engine: ServerProcess) -> int:
+    lines = httpx.get(f"{engine.base_url}/metrics").text.splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("moonmill_requests_total"))

@@ -1,0 +1,257 @@
+"""One engine of a run: brought up, watched, brought up again, with the versions in use loaded before it is used.
+
+What always holds: an engine is up only while it has exactly the versions that are in use, as far as is known; one that
+says nothing for a while is used no more, and started anew if that lasts, where it is ours to start; every wait has a
+bound.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+
+import anyio
+from anyio.abc import TaskStatus
+
+from moonmill.agents.control import EngineControl
+from moonmill.agents.processes import ServerProcess
+from moonmill.config import Config
+from moonmill.errors import ConfigError, EngineError, WorkerDiedError
+from moonmill.trainer.handover import Taken, Weights, forget_all, take_over
+
+_HEALTH_SECONDS = 3.0
+"""Between two looks at `/health`, and as long as one may take."""
+_PASSED_OVER_SECONDS = 15.0
+"""Without an answer for so long, it gets no more requests: far more than a busy engine needs."""
+_STUCK_SECONDS = 60.0
+"""Without an answer for so long, a process is ended and started anew."""
+Note = Callable[..., None]
+"""Takes the kind of an event and its data."""
+
+
+class Endpoint:
+    """One engine, ours to start or attached.
+
+    Args:
+        place: the process to start, or the URL of an engine that runs already.
+        config: the run's.
+        prompt: the probe: tokens that the engine is to go on from after each version it has loaded.
+        versions: those in use, with their weights. Looked at again whenever the engine is brought up.
+        note: told of what becomes of it.
+        changed: called when it has come up, and when it is up no more.
+        died: told of a death in the words of an event; waits before a restart, and returns whether there may be one.
+    """
+
+    def __init__(
+        self,
+        place: ServerProcess | str,
+        config: Config,
+        prompt: Sequence[int],
+        versions: Mapping[int, Weights],
+        note: Note,
+        changed: Callable[["Endpoint"], None],
+        died: Callable[..., Awaitable[bool]],
+    ) -> None:
+        self._server = place if isinstance(place, ServerProcess) else None
+        self._url = "" if isinstance(place, ServerProcess) else place.rstrip("/")
+        self._config = config
+        self._prompt = prompt
+        self._versions = versions
+        self._note = note
+        self._changed = changed
+        self._died = died
+        self._control = EngineControl(self._url, request_timeout=config.engine.request_timeout)
+        self._work: set[anyio.CancelScope] = set()
+        self._distrusted = anyio.Event()
+        self._trouble: dict[str, object] = {}
+        self.up = False
+        self.loaded: set[int] = set()
+        """Versions it has, apart from the one it was started with."""
+
+    @property
+    def base_url(self) -> str:
+        """Where it is; another after a restart."""
+        return self._server.base_url if self._server else self._url
+
+    async def live(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Bring it up and keep it up, until cancelled.
+
+        Raises:
+            WorkerDiedError: it did not come up, or has died more often than it may be started again.
+            ConfigError: it cannot serve this run.
+        """
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._control)
+            if self._server:
+                await self._start(self._server, stack)
+                self._note("engine_started", pid=self._server.pid)
+            else:
+                await self._await_answer()
+                self._note("engine_started", url=self._url)
+            await self._open()
+            task_status.started()
+            while True:
+                await self._watch()
+                self._close()
+                await (self._restart(self._server) if self._server else self._reattach())
+
+    def distrust(self, error: str) -> None:
+        """It does not do what it should: it is used no more before it was brought up anew."""
+        if self.up:
+            self._trouble = {"error": error}
+            self._distrusted.set()
+            self._close()
+
+    async def take(self, version: int, weights: Weights) -> Taken:
+        """Load a version and see that it answers as the learner does.
+
+        Raises:
+            EngineError: it would not, or answers otherwise, or has gone.
+        """
+        timeout = self._config.engine.request_timeout
+        scope = anyio.CancelScope(deadline=anyio.current_time() + timeout)
+        self._work.add(scope)
+        try:
+            with scope:
+                taken = await take_over(self._control, version, weights, self._prompt, self._config.model)
+                self.loaded.add(version)
+                return taken
+        finally:
+            self._work.discard(scope)
+        late = anyio.current_time() >= scope.deadline
+        raise EngineError(f"{self.base_url} {f'took over {timeout:g} s for' if late else 'has gone with'} v{version}")
+
+    async def forget(self, used: frozenset[int]) -> None:
+        """Unload the versions that are not in `used`. What cannot be unloaded now is tried again the next time."""
+        for version in sorted(self.loaded - used):
+            try:
+                await self._control.unload_version(version)
+            except EngineError as e:
+                self._note("unload_failed", version=version, error=str(e))
+            else:
+                self.loaded.discard(version)
+
+    async def _start(self, server: ServerProcess, stack: AsyncExitStack) -> None:
+        while not server.alive:
+            try:
+                await stack.enter_async_context(server)
+            except WorkerDiedError as e:
+                if not await self._died(error=str(e)):
+                    raise
+
+    async def _await_answer(self) -> None:
+        """Wait for an engine that is not ours, for as long as one of ours might take."""
+        timeout = self._config.engine.start_timeout
+        end = anyio.current_time() + timeout
+        while ailment := await self._control.ailment(_HEALTH_SECONDS):
+            if anyio.current_time() > end:
+                raise WorkerDiedError(f"engine.urls: no engine was at {self._url} for {timeout:g} s: {ailment}")
+            await anyio.sleep(min(1.0, _HEALTH_SECONDS))
+
+    async def _open(self) -> None:
+        """Give it the versions in use, and take it into use."""
+        self._control.base_url = self.base_url
+        with anyio.fail_after(self._config.engine.start_timeout + self._config.engine.request_timeout):
+            await forget_all(self._control, self._config.model)
+            self.loaded.clear()
+            while missing := sorted(self._versions.keys() - self.loaded):
+                await self._catch_up(missing[0])
+            # Nothing awaited from here on, so that what it has is what is in use.
+        self._distrusted = anyio.Event()
+        self.up = True
+        self._changed(self)
+
+    async def _catch_up(self, version: int) -> None:
+        try:
+            await self.take(version, self._versions[version])
+        except EngineError:
+            if version in self._versions:  # else its weights may be gone, and nobody wants them
+                raise
+
+    def _close(self) -> None:
+        """Use it no more; what is being done to it is given up."""
+        if not self.up:
+            return
+        self.up = False
+        self._changed(self)
+        for scope in self._work:
+            scope.cancel()
+
+    async def _watch(self) -> None:
+        """Return once it has to be brought up anew: it has ended, says nothing, or is not to be trusted."""
+
+        async def until(trouble: Callable[[], Awaitable[object]]) -> None:
+            await trouble()
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(until, self._distrusted.wait)
+            group.start_soon(until, self._until_silent)
+            if self._server:
+                group.start_soon(until, self._server.wait_dead)
+
+    async def _until_silent(self) -> None:
+        """Look at its health; pass it over while it says nothing for some time, and return when that lasts."""
+        answered = anyio.current_time()
+        longest = _STUCK_SECONDS if self._server else _PASSED_OVER_SECONDS
+        while True:
+            await anyio.sleep(_HEALTH_SECONDS)
+            ailment = await self._control.ailment(_HEALTH_SECONDS)
+            silent = anyio.current_time() - answered
+            if not ailment:
+                answered = anyio.current_time()
+                if not self.up and not await self._come_back():
+                    return
+                continue
+            if self.up and silent >= _PASSED_OVER_SECONDS:
+                self._close()
+                self._note("engine_passed_over", error=f"no answer for {silent:.0f} s: {ailment}")
+            if silent >= longest:
+                self._trouble = {"error": f"it runs, but did not answer for {silent:.0f} s: {ailment}"}
+                return
+
+    async def _come_back(self) -> bool:
+        """Take it into use again; returns whether it could be."""
+        try:
+            await self._open()
+        except (ConfigError, EngineError, TimeoutError) as e:
+            self._trouble = {"error": str(e)}
+            return False
+        self._note("engine_back")
+        return True
+
+    async def _restart(self, server: ServerProcess) -> None:
+        """Start it anew, as often as it takes and is allowed."""
+        while True:
+            how = self._trouble or {"returncode": server.returncode}
+            self._trouble = {}
+            server.kill()
+            if not await self._died(**how):
+                raise WorkerDiedError(
+                    f"no engine may be started again (engine.max_restarts: {self._config.engine.max_restarts}); the "
+                    f"last words of the one that ended are in {server.log_path}"
+                )
+            try:
+                await server.restart()
+                await self._open()
+            except (EngineError, TimeoutError, WorkerDiedError) as e:
+                self._note("restart_failed", error=str(e))
+                self._trouble = {"error": str(e)}
+                continue
+            self._note("engine_restarted", pid=server.pid)
+            return
+
+    async def _reattach(self) -> None:
+        """Wait until it answers again, and takes what is in use."""
+        told = ""
+        if self._trouble and self._distrusted.is_set():
+            self._note("engine_passed_over", **self._trouble)
+        self._trouble = {}
+        while True:
+            await anyio.sleep(_HEALTH_SECONDS)
+            if await self._control.ailment(_HEALTH_SECONDS):
+                continue
+            if await self._come_back():
+                return
+            why = str(self._trouble.pop("error"))
+            if why != told:
+                self._note("restart_failed", error=why)
+                told = why

@@ -1,0 +1,103 @@
+"""How an engine takes a version over, and how it is known that it did."""
+
+import shutil
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from moonmill.agents.control import EngineControl
+from moonmill.agents.pending import version_name, version_named
+from moonmill.config import ModelConfig
+from moonmill.errors import ConfigError, EngineError
+
+_TOLERANCE = {"float32": 1e-2, "bfloat16": 0.25}
+"""How far the log-probabilities of engine and learner may be apart, by `model.dtype`. Between two programs that compute
+in float32 it is about 1e-5."""
+
+
+class Weights(Struct, frozen=True):
+    """A version's weights, and how to know them."""
+
+    path: Path
+    probe: float | None = None
+    """What the learner answers to the probe with them; None where that is not known."""
+
+
+class Taken(Struct, frozen=True):
+    """How an engine took a version over."""
+
+    value: float
+    """Its answer to the probe."""
+    difference: float | None
+    """How far the learner's answer is from it."""
+    seconds_load: float
+    seconds_probe: float
+
+
+class WrongWeightsError(EngineError):
+    """An engine does not answer as the learner does."""
+
+
+async def take_over(
+    engine: EngineControl, version: int, weights: Weights, probe: Sequence[int], model: ModelConfig
+) -> Taken:
+    """Have an engine load a version, and see that it answers the probe as the learner does.
+
+    A single token tells. What arrives is either all of a version's weights or other ones, of another version or another
+    folder. The log-probability of the likeliest token depends on every layer, and the probe's prompt ends where much
+    can follow, so that other weights give another number. Weights that differ so little that this number is the same
+    within rounding would not be told apart by more tokens either.
+
+    Raises:
+        WrongWeightsError: it answers otherwise. The version is unloaded again.
+        EngineError: it would not take it, or does not answer.
+    """
+    begin = time.perf_counter()
+    await engine.load_version(version, weights.path.absolute())  # it may have been started in another folder
+    loaded = time.perf_counter()
+    value = await engine.probe(probe, version)
+    probed = time.perf_counter()
+    difference = None if weights.probe is None else abs(value - weights.probe)
+    tolerance = _TOLERANCE[model.dtype]
+    if difference is not None and not difference <= tolerance:  # also where it is not a number
+        await engine.unload_version(version)
+        raise WrongWeightsError(
+            f"{engine.base_url} does not sample from the weights that the learner made: with version {version}, "
+            f"loaded from {weights.path}, the likeliest token after a fixed prompt has the log-probability "
+            f"{value:.6g}, with the learner {weights.probe:.6g}; they may be {tolerance:g} apart"
+        )
+    return Taken(value, difference, loaded - begin, probed - loaded)
+
+
+async def forget_all(engine: EngineControl, model: ModelConfig) -> None:
+    """Unload the versions that an engine has from another time, or from another run.
+
+    Raises:
+        ConfigError: it does not serve the model of this run.
+        EngineError: it does not do it.
+    """
+    first = version_name(0)
+    cards = {card.id: card for card in await engine.models()}
+    if first not in cards:
+        raise ConfigError(
+            f"engine.urls: {engine.base_url} serves {', '.join(cards) or 'nothing'}, but nothing under the name "
+            f"{first}: start it with --served-name {first} (vLLM: --served-model-name {first}), on this run's model"
+        )
+    length = cards[first].max_model_len
+    if length is not None and length < model.max_length:
+        raise ConfigError(
+            f"model.max_length: {model.max_length} is more than the context of {length} tokens that the engine "
+            f"{engine.base_url} was started with"
+        )
+    for version in sorted(filter(None, map(version_named, cards))):
+        await engine.unload_version(version)
+
+
+def remove_weights(folder: Path, newest: int, used: Collection[int]) -> None:
+    """Delete the weights in `folder` of versions before `newest` that are not in `used`."""
+    for path in folder.glob("v[0-9]*"):
+        digits = path.name[1:]
+        if digits.isdecimal() and int(digits) < newest and int(digits) not in used:
+            shutil.rmtree(path, ignore_errors=True)
