@@ -143,6 +143,11 @@ def test_a_rollout_counts_its_tokens_turns_and_oldest_version():
     assert rollout().oldest_version is None
 
 
+def test_turns_that_the_prompt_shows_were_not_taken():
+    shown = (Message("user", "1+1"), Message("assistant", "2"), Message("user", "2+2"))
+    assert rollout(task=Task(shown), messages=(*shown, Message("assistant", "4"))).turns == 1
+
+
 @pytest.mark.parametrize(
     ("answer", "number"),
     [
