@@ -8,8 +8,10 @@ uses for it, over the `renderers` package. What always holds:
 - `parse` never raises: an attempt at a call that cannot be read is a `ToolCall` with its `error`; the episode goes on.
 """
 
-import json
+import difflib
+import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +20,11 @@ import renderers
 from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
 from renderers.configs import CustomRendererConfig
 
+from moonmill.agents.capabilities import PROBE, Capabilities, capabilities_of, say
+from moonmill.agents.extending import Extender
+from moonmill.agents.shapes import message_dicts, to_calls, tool_dicts
+from moonmill.agents.telling import tell_tools
+from moonmill.agents.template import TOOL_FORMATS, TemplateRenderer
 from moonmill.envs import ToolSpec
 from moonmill.errors import RenderError
 from moonmill.types import Message, ToolCall
@@ -29,22 +36,25 @@ MODEL_FILE = "moonmill.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _PLAIN_FAST = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that add nothing to a `tokenizer.json`; the second is what transformers 5 calls the first."""
+_BARE_CALLS = ("llama-3",)
+"""Formats without a tag for calls: a turn that reads as a call in JSON is one, and any other a text."""
+_BARE_CALL = re.compile(r'\s*\{\s*"name"\s*:')
+_NOT_ONE_CALL = (
+    'a call is a turn of its own that reads {"name": tool, "parameters": {argument: value}}, and nothing else'
+)
+_ADVICE = {
+    "gpt-oss": ". Its vocabulary, o200k_base.tiktoken, is loaded from openaipublic.blob.core.windows.net; without a "
+    "network, put the file into a folder and name that folder in TIKTOKEN_ENCODINGS_BASE"
+}
 
 
-class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What stands in a model folder's `moonmill.json`."""
 
     renderer: str
     """A name the `renderers` package knows, or the import path of a renderer class."""
-
-
-_CALL_ERRORS = {
-    renderers.ToolCallParseStatus.INVALID_JSON: "the arguments are not valid JSON",
-    renderers.ToolCallParseStatus.UNCLOSED_BLOCK: "the call is not closed",
-    renderers.ToolCallParseStatus.MISSING_NAME: "the call names no tool",
-    renderers.ToolCallParseStatus.MALFORMED_STRUCTURE: "the call is not in the format for calls",
-}
-"""What is told to the model. An unknown tool is no error here: the environment answers it with the known ones."""
+    tool_format: str = ""
+    """As `model.tool_format` of a config."""
 
 
 class TurnRenderer:
@@ -54,14 +64,22 @@ class TurnRenderer:
         renderer: an object with the `renderers.Renderer` protocol.
         tokenizer: the tokenizer it was made with.
         name: how the renderer is called in errors.
+        tells: describe the tools in the system message where the format does not tell them.
     """
 
-    def __init__(self, renderer: Any, tokenizer: Any, name: str) -> None:
+    def __init__(self, renderer: Any, tokenizer: Any, name: str, *, tells: bool = False) -> None:
         self.name = name
         self.stop_token_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
         """Sampling one of these ends the turn."""
         self._renderer = renderer
         self._tokenizer = tokenizer
+        self._tells = tells
+        self._extender = Extender(renderer, self.encode)
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """What the format can do; it is tried when it is first asked for, which takes milliseconds."""
+        return capabilities_of(self)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """The tokens of a conversation, up to where the assistant's next turn begins.
@@ -69,15 +87,26 @@ class TurnRenderer:
         Raises:
             RenderError: the messages cannot be rendered, or the format has no way to call tools.
         """
-        if tools and not getattr(self._renderer, "supports_tools", True):
+        if tools and not self.capabilities.tools:
             raise RenderError(
                 f"the {self.name!r} renderer cannot read tool calls, and the environment has tools "
                 f"({', '.join(tool.name for tool in tools)}): set model.renderer to the model's family, one of "
-                f"{', '.join(known_renderers())}, or to the import path of a renderer class"
+                f"{', '.join(known_renderers())}, or to the import path of a renderer class; or, for the model's own "
+                f"chat template, set model.tool_format to how it writes calls, one of {', '.join(TOOL_FORMATS)}"
             )
+        return self.render(self._told(messages, tools), tools, open_turn=True)
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, open_turn: bool = False
+    ) -> list[int]:
+        """The tokens that the format itself has for a conversation, up to the end of its last message.
+
+        Raises:
+            RenderError: the messages cannot be rendered.
+        """
         try:
             ids: list[int] = self._renderer.render_ids(
-                [_to_dict(m) for m in messages], tools=_tools(tools), add_generation_prompt=True
+                message_dicts(messages), tools=tool_dicts(tools), add_generation_prompt=open_turn
             )
         except Exception as e:  # the package's renderers and chat templates raise whatever they like
             roles = ", ".join(m.role for m in messages) or "none"
@@ -93,17 +122,11 @@ class TurnRenderer:
     ) -> list[int] | None:
         """The tokens to append behind `prompt_ids` and `completion_ids`, up to where the next turn begins.
 
-        They close the turn first where the completion was cut before its end. None where the format cannot be
-        extended without changing tokens that are there already.
+        They close the turn first where the completion was cut before its end. A turn that the format has no sequel to,
+        such as one that ends within a thought, is closed as it is; results that cannot stand there are told as a
+        user's message. None where the format cannot be extended without changing tokens that are there already.
         """
-        bridged = self._renderer.bridge_to_next_turn(
-            list(prompt_ids), list(completion_ids), [_to_dict(m) for m in new_messages], tools=_tools(tools)
-        )
-        if bridged is None:
-            return None
-        context = [*prompt_ids, *completion_ids]
-        ids = bridged.token_ids
-        return list(ids[len(context) :]) if ids[: len(context)] == context else None
+        return self._extender.extend(prompt_ids, completion_ids, new_messages, tools)
 
     def parse(
         self, completion_ids: Sequence[int], prompt_ids: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
@@ -116,13 +139,16 @@ class TurnRenderer:
         turn = f"call-{len(prompt_ids)}"
         try:
             parsed = self._renderer.parse_response(
-                list(completion_ids), tools=_tools(tools), prompt_ids=list(prompt_ids) or None
+                list(completion_ids), tools=tool_dicts(tools), prompt_ids=list(prompt_ids) or None
             )
         except Exception as e:  # nesting too deep, a number of 5,000 digits: what a policy may well write
             text = self.decode(completion_ids)
             return Message("assistant", tool_calls=(ToolCall(f"{turn}-0", "", text, f"the turn cannot be read: {e}"),))
-        calls = tuple(_to_call(attempt, f"{turn}-{index}") for index, attempt in enumerate(parsed.tool_calls))
-        return Message("assistant", parsed.content, calls, reasoning=parsed.reasoning_content or None)
+        calls = tuple(to_calls(parsed.tool_calls, turn, tools))
+        if tools and not calls and self.name in _BARE_CALLS and _BARE_CALL.match(parsed.content):
+            return Message("assistant", tool_calls=(ToolCall(f"{turn}-0", "", parsed.content, _NOT_ONE_CALL),))
+        reasoning = (parsed.reasoning_content or "").strip("\n")
+        return Message("assistant", parsed.content.strip("\n"), calls, reasoning=reasoning or None)
 
     def transcript(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[list[int], list[bool]]:
         """The tokens of a finished conversation, and which of them the assistant says: a demonstration to learn from.
@@ -130,7 +156,10 @@ class TurnRenderer:
         Raises:
             RenderError: the format does not tell the assistant's tokens from the others.
         """
-        rendered = self._renderer.render([_to_dict(m) for m in messages], tools=_tools(tools))
+        try:
+            rendered = self._renderer.render(message_dicts(self._told(messages, tools)), tools=tool_dicts(tools))
+        except Exception as e:
+            raise RenderError(f"the {self.name!r} renderer cannot render these messages: {e}") from e
         if len(rendered.sampled_mask) != len(rendered.token_ids):
             raise RenderError(f"the {self.name!r} renderer does not tell which tokens the assistant says")
         return list(rendered.token_ids), list(rendered.sampled_mask)
@@ -140,29 +169,65 @@ class TurnRenderer:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, in which tags are tags."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
-def load_renderer(model_dir: str | Path, renderer: str = "auto") -> TurnRenderer:
+    def _told(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Sequence[Message]:
+        """The messages, with the tools described where the format does not tell them."""
+        if not tools or not self._tells or self.capabilities.tells_tools:
+            return messages
+        return tell_tools(messages, tools, self._call_example, system=self.capabilities.system)
+
+    @cached_property
+    def _call_example(self) -> str:
+        """How a call is written, with words where name and arguments go."""
+        call = ToolCall("call00000", "name", {"argument": "value"})
+        said = say(self, (Message("user", "?"),), Message("assistant", tool_calls=(call,)), PROBE)
+        text = self.decode([token for token in said if token not in self.stop_token_ids])
+        return text.rpartition("</think>")[2].strip()
+
+
+def load_renderer(model_dir: str | Path, renderer: str = "auto", tool_format: str = "") -> TurnRenderer:
     """The renderer of a model.
 
     Args:
         model_dir: a folder with a tokenizer, or a hub id.
         renderer: `auto` takes what the folder's `moonmill.json` names, else what the `renderers` package knows for the
-            model, else the tokenizer's own chat template. Otherwise a name the package knows (`qwen3`) or the import
-            path of a renderer class (`package.module:Class`, `path/to/file.py:Class`).
+            model, else the tokenizer's own chat template (`default`). Otherwise a name the package knows (`qwen3`) or
+            the import path of a renderer class (`package.module:Class`, `path/to/file.py:Class`).
+        tool_format: how calls are written, for the `default` renderer: one of `TOOL_FORMATS`. Empty takes what the
+            folder's `moonmill.json` names where `renderer` is `auto`.
 
     Raises:
-        RenderError: no such model, tokenizer or renderer, or the tokenizer does not fit it.
+        RenderError: no such model, tokenizer, renderer or tool format, or the tokenizer does not fit it.
     """
-    name = _named_in(Path(model_dir)) if renderer == "auto" else renderer
+    named = _named_in(Path(model_dir)) if renderer == "auto" else ModelFile(renderer)
+    name, tool_format = named.renderer, tool_format or named.tool_format
+    if tool_format and tool_format not in TOOL_FORMATS:
+        near = difflib.get_close_matches(tool_format, TOOL_FORMATS, n=1)
+        known = f"; did you mean {near[0]!r}?" if near else f": known are {', '.join(TOOL_FORMATS)}"
+        raise RenderError(f"model.tool_format: {tool_format!r} is unknown{known}")
     if name == "auto":
         name = MODEL_RENDERER_MAP.get(str(model_dir), "auto")
     tokenizer = _load_tokenizer(model_dir)
     try:
         made = renderers.create_renderer(tokenizer, _config(name))
+        if is_default := isinstance(made, renderers.DefaultRenderer):
+            made = TemplateRenderer(tokenizer, tool_format)
     except Exception as e:  # renderers raise assertions, import errors, anything, on a tokenizer that does not fit
-        reason = str(e) or type(e).__name__
+        reason = f"{str(e) or type(e).__name__}{_ADVICE.get(name, '')}"
         raise RenderError(f"the renderer {name!r} cannot be used with the model {str(model_dir)!r}: {reason}") from e
-    return TurnRenderer(made, tokenizer, made.config.name if name == "auto" else name)
+    name = made.config.name if name == "auto" else name
+    if tool_format and not is_default:
+        raise RenderError(
+            f"model.tool_format: the renderer {name!r} has a format for calls of its own: leave model.tool_format out, "
+            "or take the model's chat template instead with model.renderer: default"
+        )
+    found = TurnRenderer(made, tokenizer, name, tells=":" not in name)
+    found.capabilities  # noqa: B018  tried here, on the caller's thread, and not within the first episode
+    return found
 
 
 def known_renderers() -> tuple[str, ...]:
@@ -181,13 +246,13 @@ def _config(name: str) -> Any:
     return type(config)(thinking_retention="all")
 
 
-def _named_in(folder: Path) -> str:
+def _named_in(folder: Path) -> ModelFile:
     """The renderer that a model folder names, `auto` where it names none."""
     path = folder / MODEL_FILE
     if not path.is_file():
-        return "auto"
+        return ModelFile("auto")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ModelFile).renderer
+        return msgspec.json.decode(path.read_bytes(), type=ModelFile)
     except msgspec.MsgspecError as e:
         raise RenderError(f'{path} should read {{"renderer": "package.module:Class"}}, but: {e}') from e
 
@@ -216,39 +281,3 @@ def _is_plain_fast(folder: Path) -> bool:
         return msgspec.json.decode(config.read_bytes()).get("tokenizer_class") in _PLAIN_FAST
     except (msgspec.MsgspecError, AttributeError):
         return False
-
-
-def _tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
-    """Tools as the package takes them; None where there are none, which templates tell from an empty list."""
-    return [tool.to_openai() for tool in tools] or None
-
-
-def _to_dict(message: Message) -> dict[str, Any]:
-    """A message in the shape of chat APIs, which is the package's."""
-    out: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        out["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        out["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        out["name"] = message.name
-    if message.reasoning is not None:
-        out["reasoning_content"] = message.reasoning
-    return out
-
-
-def _to_call(attempt: renderers.ParsedToolCall, default_id: str) -> ToolCall:
-    """A call the parser read, or the error that the environment is to answer it with."""
-    call_id = attempt.id or default_id
-    name = attempt.name if isinstance(attempt.name, str) else ""
-    problem = _CALL_ERRORS.get(attempt.status)
-    if problem is not None:
-        return ToolCall(call_id, name, attempt.raw, problem)
-    arguments = attempt.arguments
-    if arguments is None:
-        return ToolCall(call_id, name)
-    # Parsers take any JSON for arguments; what is no object goes to the environment as the text it was.
-    return ToolCall(call_id, name, arguments if isinstance(arguments, dict | str) else json.dumps(arguments))

@@ -55,7 +55,12 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where engine and learner compute: `cpu`, `cuda`, `cuda:0`."""
     renderer: str = "auto"
     """How messages become tokens: `auto` (from the model folder), a name the `renderers` package knows, or the import
-    path of a renderer class (`package.module:Class`)."""
+    path of a renderer class (`package.module:Class`). `default` is the model's own chat template."""
+    tool_format: str = ""
+    """How the model writes tool calls, where its renderer is `default`: `hermes` (JSON between `<tool_call>` tags; the
+    model is told its tools in the system message where its template does not), or `qwen3`, `qwen3.5`, `glm`,
+    `deepseek-v3`, which the template has to write itself. Empty: as the model folder's `moonmill.json` says, else no
+    tools. More in [formats.md](formats.md)."""
     lora: LoraConfig | None = None
     """Train a LoRA adapter, and leave the model's own weights as they are; `{}` takes the defaults there. It wants a
     `learner.lr` about ten times as high. `null` trains all weights."""

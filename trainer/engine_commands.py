@@ -27,7 +27,7 @@ def engine_argv(config: Config) -> list[str]:
     argv += ["--host", engine.host, "--port", str(engine.port), "--threads", str(engine.threads)]
     argv += ["--max-batch", str(engine.max_batch), "--max-length", str(model.max_length)]
     argv += ["--dtype", model.dtype, "--device", model.device, "--exit-with-stdin"]
-    return argv + (_of_vllm(config) if engine.type == "vllm" else ["--renderer", model.renderer])
+    return argv + (_of_vllm(config) if engine.type == "vllm" else ["--renderer", model.renderer, "--tool-format", model.tool_format])
 
 
 def slots_needed(config: Config) -> int:

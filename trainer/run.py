@@ -124,7 +124,8 @@ class _Run:
             )
         ledger.event("started", step=recovery.step, pending=len(recovery.pending))
         self.started = True
-        self.renderer = await anyio.to_thread.run_sync(load_renderer, config.model.path, config.model.renderer)
+        model = config.model
+        self.renderer = await anyio.to_thread.run_sync(load_renderer, model.path, model.renderer, model.tool_format)
         async with TaskFeed(self.factory, "train", config.train.seed) as tasks:
             await self._start(tasks, recovery)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -26,6 +27,9 @@ from moonmill.rundir import RunDirectory, check_place
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.engine_commands import describe_engine, describe_versions
 from moonmill.types import COOLEST
+
+if TYPE_CHECKING:
+    from moonmill.agents.rendering import TurnRenderer
 
 AT_ONCE = (
     *("environment", "algorithm", "asynchrony", "evaluation", "device", "run directory", "model", "adapter"),
@@ -210,23 +214,37 @@ def _adapter(config: Config) -> str:
 
 
 def _renderer(config: Config) -> str:
+    renderer = _load_renderer(config)
+    return f"{renderer.name}: {renderer.capabilities}"
+
+
+def _load_renderer(config: Config) -> "TurnRenderer":
     from moonmill.agents.rendering import load_renderer  # transformers with it
 
-    return load_renderer(config.model.path, config.model.renderer).name
+    return load_renderer(config.model.path, config.model.renderer, config.model.tool_format)
 
 
 def _prompts(config: Config) -> str:
-    """The first tasks of both splits leave room for an action."""
-    from moonmill.agents.rendering import load_renderer
-
+    """The chat format can write the first tasks of both splits, and they leave room for an action."""
     env = _make(config)
-    renderer = load_renderer(config.model.path, config.model.renderer)
+    renderer = _load_renderer(config)
+    if env.tool_specs and not renderer.capabilities.turns:
+        raise ConfigError(
+            f"model.renderer: {renderer.name!r} can put nothing behind a turn of the model {config.model.path} without "
+            f"changing its tokens, and the tools of {config.env.id} have results: name the model's family"
+        )
     longest = 0
     splits = ["train", *([config.eval.split] if config.eval.samples else [])]
     tasksets = {split: Taskset(partial(_make, config), split, config.train.seed) for split in splits}
     for split, index in itertools.product(splits, range(_TASKS_LOOKED_AT)):
         env.task = task = tasksets[split].task(index)
         prompt, _ = begin(env)
+        if not renderer.capabilities.system and any(message.role == "system" for message in prompt):
+            raise ConfigError(
+                f"model.renderer: the chat format of the model {config.model.path} has no system messages, and task "
+                f"{task.id} of {config.env.id} begins with one: say it in the user's message, or take a model whose "
+                "format has them"
+            )
         tokens = len(renderer.prompt(prompt, env.tool_specs))
         if tokens >= config.model.max_length:
             raise ConfigError(

@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         dtype=args.dtype,
         device=args.device,
         renderer=args.renderer,
+        tool_format=args.tool_format,
         stream_interval=args.stream_interval,
     )
     try:
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:0")
     parser.add_argument("--renderer", default="auto", help="how chats become tokens; default: as the model folder says")
+    parser.add_argument("--tool-format", default="", help="how calls are written with --renderer default: hermes, …")
     parser.add_argument("--stream-interval", type=_positive, default=16, help="tokens in a chunk of a stream")
     parser.add_argument("--exit-with-stdin", action="store_true", help="end when stdin closes")
     return parser

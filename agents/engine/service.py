@@ -43,6 +43,7 @@ class Options(Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     device: str = "cpu"
     renderer: str = "auto"
+    tool_format: str = ""
     stream_interval: int = 16
     """Tokens that a stream's chunk carries."""
 
@@ -218,7 +219,7 @@ class Service:
         # Training never chats, and importing the renderers takes a second of a restart.
         from moonmill.agents.rendering import load_renderer
 
-        return load_renderer(text_of(self.options.model), self.options.renderer)
+        return load_renderer(text_of(self.options.model), self.options.renderer, self.options.tool_format)
 
     def _load(self, path: Path) -> PreTrainedModel:
         return load_version(self.base, path)

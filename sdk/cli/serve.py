@@ -98,7 +98,7 @@ def serve(
         raise click.UsageError("--python and --arg are for --type vllm")
     else:
         module, log, more = "moonmill.agents.engine", None, []
-        arguments["--renderer"] = trained and trained.renderer
+        arguments |= {"--renderer": trained and trained.renderer, "--tool-format": trained and trained.tool_format}
     given = [part for flag, value in arguments.items() if value is not None for part in (flag, str(value))]
     command = [sys.executable, "-P", "-m", module, *given, *more, "--exit-with-stdin"]
     # The engine lives as long as the pipe to its stdin: it cannot outlive us, however we end.

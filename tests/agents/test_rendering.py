@@ -42,7 +42,7 @@ def save_compact(folder: Path) -> Path:
     return folder
 
 
-def save_bytes(folder: Path) -> Path:
+def save_bytes(folder: Path, template: str = CHATML) -> Path:
     """A tokenizer of single bytes, with a real family's tags and ChatML as its template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
@@ -51,7 +51,7 @@ def save_bytes(folder: Path) -> Path:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, extra_special_tokens=list(QWEN_TOKENS), eos_token="<|im_end|>"
     )
-    fast.chat_template = CHATML
+    fast.chat_template = template
     fast.save_pretrained(folder)
     return folder
 
@@ -160,6 +160,37 @@ def test_a_damaged_tokenizer_is_an_error(compact_dir: Path, tmp_path: Path) -> N
         load_renderer(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("renderer", "tool_format", "problem"),
+    [
+        ("default", "hermess", r"model.tool_format: 'hermess' is unknown; did you mean 'hermes'\?"),
+        ("default", "xml", r"model.tool_format: 'xml' is unknown: known are hermes, qwen3, qwen3.5, glm, deepseek-v3"),
+        ("qwen3", "hermes", "the renderer 'qwen3' has a format for calls of its own: leave model.tool_format out"),
+        ("default", "qwen3", "does not write tools and calls, which the tool format 'qwen3' needs; .*: hermes"),
+    ],
+)
+def test_a_tool_format_that_cannot_be_used_is_an_error(
+    bytes_dir: Path, renderer: str, tool_format: str, problem: str
+) -> None:
+    with pytest.raises(RenderError, match=problem):
+        load_renderer(bytes_dir, renderer, tool_format)
+
+
+def test_a_model_folder_may_name_the_tool_format(tmp_path: Path) -> None:
+    save_bytes(tmp_path)
+    (tmp_path / MODEL_FILE).write_text('{"renderer": "default", "tool_format": "hermes"}')
+    assert load_renderer(tmp_path).capabilities.tools
+    assert not load_renderer(tmp_path, "default").capabilities.tools
+
+
+def test_the_vocabulary_that_gpt_oss_lacks_without_a_network_is_told(
+    bytes_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
+    with pytest.raises(RenderError, match=r"o200k_base\.tiktoken.*name that folder in TIKTOKEN_ENCODINGS_BASE"):
+        load_renderer(bytes_dir, "gpt-oss")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"renderer": 3}', '{"renderer": "qwen3", "more": 1}'])
 def test_a_damaged_model_file_is_an_error(tmp_path: Path, text: str) -> None:
     save_compact(tmp_path)
@@ -214,8 +245,17 @@ def test_tokens_behind_the_end_of_a_turn_are_not_dropped_in_silence(compact: Tur
     assert compact.extend(compact.prompt(QUESTION), ids_of(compact, "1<end>2"), RESULT) is None
 
 
-def test_an_ordinary_template_cannot_be_extended(bytes_dir: Path) -> None:
+def test_an_ordinary_template_is_extended_by_what_it_writes_between_turns(bytes_dir: Path) -> None:
     renderer = load_renderer(bytes_dir)
+    added = renderer.extend(renderer.prompt(QUESTION), ids_of(renderer, "46<|im_end|>"), QUESTION)
+    assert added is not None
+    assert renderer.decode(added) == "\n<|im_start|>user\nwhat is 12+34?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_that_does_not_end_turns_cannot_be_extended(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    renderer = load_renderer(save_bytes(tmp_path, template))
+    assert not renderer.capabilities.turns
     assert renderer.extend(renderer.prompt(QUESTION), ids_of(renderer, "46<|im_end|>"), QUESTION) is None
 
 
@@ -286,8 +326,41 @@ def test_a_thought_is_told_from_the_answer(qwen: TurnRenderer) -> None:
 # Rendering
 
 
+def test_tools_that_the_template_does_not_tell_stand_behind_the_system_prompt(bytes_dir: Path) -> None:
+    renderer = load_renderer(bytes_dir, tool_format="hermes")
+    text = renderer.decode(renderer.prompt([Message("system", "Be brief."), *QUESTION], TOOLS))
+    assert text == (
+        "<|im_start|>system\nBe brief.\n\nYou can call these tools:\n"
+        '{"name":"calculate","description":"Work it out.","parameters":{"type":"object","properties":'
+        '{"expression":{"type":"string"}},"required":["expression"]}}\n'
+        'To call one, write:\n<tool_call>\n{"name": "name", "arguments": {"argument": "value"}}\n</tool_call>'
+        "<|im_end|>\n<|im_start|>user\nwhat is 12+34?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('<tool_call>[{"name": "a", "arguments": {"x": 1}}, {"name": "b"}]</tool_call>', [("a", {"x": 1}), ("b", {})]),
+        ('<tool_call>{"name": "a", "parameters": {"x": 1}}</tool_call> and so on', [("a", {"x": 1})]),
+        ('<tool_call>{"name": "a"}<tool_call>{"name": "b"}</tool_call>', [("", None), ("b", {})]),
+        ("<tool_call>[]</tool_call>", [("", None)]),
+        ('<tool_call>{"name": ["a"]}</tool_call>', [("", None)]),
+    ],
+)
+def test_calls_are_read_from_text_however_a_small_model_writes_them(
+    tmp_path: Path, text: str, calls: list[tuple[str, object]]
+) -> None:
+    renderer = load_renderer(save_bytes(tmp_path), tool_format="hermes")
+    message = renderer.parse(ids_of(renderer, f"Let me see. {text}<|im_end|>"), renderer.prompt(QUESTION), TOOLS)
+    assert message.content == "Let me see."
+    assert [(c.name, c.arguments if c.error is None else None) for c in message.tool_calls] == calls
+
+
 def test_tools_without_a_way_to_call_them_are_refused(bytes_dir: Path) -> None:
-    with pytest.raises(RenderError, match=r"the 'default' renderer cannot read tool calls.*calculate.*qwen3"):
+    with pytest.raises(
+        RenderError, match=r"the 'default' renderer cannot read tool calls.*calculate.*qwen3.*model.tool_format.*hermes"
+    ):
         load_renderer(bytes_dir).prompt(QUESTION, TOOLS)
 
 

@@ -1,5 +1,7 @@
 """What is known before a run begins, each thing said once."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from moonmill.types import Sampling
 
 POLICY = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
 ENV = """
-from moonmill import MultiTurnEnv, Task
+from moonmill import MultiTurnEnv, Task, tool
 
 class Fine(MultiTurnEnv):
     def tasks(self, split):
@@ -22,6 +24,12 @@ class Fine(MultiTurnEnv):
 
 class Wordy(Fine):
     system_prompt = "1+" * 60
+
+class Tools(Fine):
+    @tool
+    def shout(self, text: str) -> str:
+        "Say it loudly."
+        return text.upper()
 
 class Broken(Fine):
     def __init__(self):
@@ -62,6 +70,46 @@ def test_the_system_prompt_belongs_to_the_prompt(config: Config) -> None:
     check = found(replace(config, env=EnvConfig(config.env.id.replace("Fine", "Wordy"))))["prompts"]
     assert check.ok is False
     assert "but the context has 64" in check.detail
+
+
+@pytest.fixture
+def template(config: Config, tmp_path: Path) -> Callable[..., Config]:
+    """The policy with another chat template and what a config says of it."""
+
+    def make(text: str, env: str, **model: str) -> Config:
+        folder = tmp_path / "model"
+        shutil.copytree(POLICY, folder)
+        (folder / "chat_template.jinja").write_text(text)
+        changed = replace(config.model, path=str(folder), **{"renderer": "default", **model})
+        model = replace(changed, max_length=500)
+        return replace(config, env=EnvConfig(config.env.id.replace("Fine", env)), model=model)
+
+    return make
+
+
+TURNS = "{% for m in messages %}<user>{{ m.content }}<end>{% endfor %}"
+NO_SYSTEM = TURNS.replace("<user>", "<user>{{ raise_exception('no system') if m.role == 'system' }}")
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "tool_format", "problem"),
+    [
+        (TURNS, "Tools", "", r"cannot read tool calls, and the environment has tools \(shout\).*model.tool_format"),
+        (NO_SYSTEM, "Wordy", "", "has no system messages, and task train-0 of .*:Wordy begins with one: say it in"),
+        (TURNS.replace("<end>", ""), "Tools", "hermes", "can put nothing behind a turn .*name the model's family"),
+    ],
+)
+def test_what_the_chat_format_cannot_do_is_refused(
+    template: Callable[..., Config], text: str, env: str, tool_format: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        require_valid(template(text, env, tool_format=tool_format))
+
+
+def test_what_the_chat_format_can_do_is_told(template: Callable[..., Config]) -> None:
+    checks = found(template(TURNS, "Tools", tool_format="hermes"))
+    assert checks["renderer"].detail == "default: system messages, tools, parallel calls, reasoning"
+    assert checks["prompts"].ok
 
 
 def test_a_folder_without_a_model_is_told_and_what_needs_it_is_not_looked_at(config: Config, tmp_path: Path) -> None:
