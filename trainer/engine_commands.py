@@ -6,12 +6,15 @@ What always holds: an engine of either type serves the model under the name of v
 
 import json
 import sys
+from urllib.parse import urlsplit
 
 from moonmill.agents.client import version_name
 from moonmill.agents.engine.vllm_command import check_args, rank_for
 from moonmill.agents.engine.vllm_environment import interpreter_for, interpreter_problem
 from moonmill.config import Config
 from moonmill.errors import ConfigError
+
+_LAST_PORT = 65535
 
 
 def engine_argv(config: Config) -> list[str]:
@@ -27,7 +30,9 @@ def engine_argv(config: Config) -> list[str]:
     argv += ["--host", engine.host, "--port", str(engine.port), "--threads", str(engine.threads)]
     argv += ["--max-batch", str(engine.max_batch), "--max-length", str(model.max_length)]
     argv += ["--dtype", model.dtype, "--device", model.device, "--exit-with-stdin"]
-    return argv + (_of_vllm(config) if engine.type == "vllm" else ["--renderer", model.renderer, "--tool-format", model.tool_format])
+    if engine.type == "vllm":
+        return argv + _of_vllm(config)
+    return [*argv, "--renderer", model.renderer, "--tool-format", model.tool_format]
 
 
 def slots_needed(config: Config) -> int:
@@ -48,8 +53,9 @@ def describe_engine(config: Config) -> str:
         ConfigError: it cannot be started as configured.
     """
     engine, model = config.engine, config.model
-    if engine.type == "embedded":
-        return "embedded"
+    places = _places(config)
+    if engine.type == "embedded" or engine.urls:
+        return ", ".join(filter(None, (engine.type, places)))
     check_args(engine.vllm.args)
     python = interpreter_for(model.device, engine.vllm.python)
     if problem := interpreter_problem(python):
@@ -57,8 +63,10 @@ def describe_engine(config: Config) -> str:
             f"engine.vllm.python: {problem}: install vLLM with `moonmill engine install`, or name the interpreter of "
             "an environment that has it"
         )
-    slow = model.dtype == "bfloat16" and model.device == "cpu"
-    return f"vllm, of {python}{'; bfloat16 is several times slower than float32 on most CPUs' if slow else ''}"
+    facts = [engine.type, places, f"of {python}"]
+    if model.dtype == "bfloat16" and model.device == "cpu":
+        facts.append("bfloat16 is several times slower than float32 on most CPUs")
+    return ", ".join(filter(None, facts))
 
 
 def describe_versions(config: Config) -> str:
@@ -82,6 +90,40 @@ def describe_versions(config: Config) -> str:
             f"({_explained(config)}); leave it out for as many as are needed"
         )
     return f"up to {needed} on the engine at once, which has {slots} slots for adapters of rank {_rank(config)}"
+
+
+def _places(config: Config) -> str:
+    engine = config.engine
+    if not engine.urls:
+        if engine.port and engine.port + engine.replicas - 1 > _LAST_PORT:
+            raise ConfigError(
+                f"engine.port: {engine.replicas} engines from port {engine.port} on do not fit below {_LAST_PORT + 1}: "
+                "lower it, or leave it at 0 for free ones"
+            )
+        return f"{engine.replicas} to start" if engine.replicas > 1 else ""
+    if engine.replicas > 1:
+        raise ConfigError(
+            f"engine.replicas: {engine.replicas} cannot be started, for engine.urls names the engines to use: leave "
+            "one of the two keys out"
+        )
+    for url in engine.urls:
+        if problem := _problem_of(url):
+            raise ConfigError(f"engine.urls: {url!r:.100} {problem}; it should be like http://127.0.0.1:8000")
+    if len({url.rstrip("/") for url in engine.urls}) < len(engine.urls):
+        raise ConfigError("engine.urls: an engine stands there twice")
+    return f"attached: {', '.join(engine.urls)}"
+
+
+def _problem_of(url: str) -> str:
+    """What is wrong with the URL of an engine; empty where it can be one."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as e:
+        return f"is no URL ({e})"
+    if parts.scheme not in ("http", "https") or not host or any(c.isspace() for c in url):
+        return "is no URL of a server"
+    return "has a path, and should not" if parts.path.strip("/") or parts.query or parts.fragment else ""
 
 
 def _of_vllm(config: Config) -> list[str]:

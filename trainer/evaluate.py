@@ -65,9 +65,7 @@ async def _evaluate(
     config: Config, samples: int, temperatures: tuple[float, ...], reporter: Reporter, log_dir: Path
 ) -> tuple[EvalResult, ...]:
     model = config.model
-    renderer = await anyio.to_thread.run_sync(
-        load_renderer, text_of(model.path), model.renderer, model.tool_format
-    )
+    renderer = await anyio.to_thread.run_sync(load_renderer, text_of(model.path), model.renderer, model.tool_format)
     factory = partial(make, config.env.id, **config.env.args)
     version = await anyio.to_thread.run_sync(version_of, Path(config.model.path))
     results = []

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -32,14 +31,13 @@ if TYPE_CHECKING:
     from moonmill.agents.rendering import TurnRenderer
 
 AT_ONCE = (
-    *("environment", "algorithm", "asynchrony", "evaluation", "device", "run directory", "model", "adapter"),
-    *("engine", "engines", "versions"),
+    *("environment", "algorithm", "asynchrony", "evaluation", "device", "run directory"),
+    *("model", "adapter", "engine", "versions"),
 )
 """Checks that import neither torch (but for a GPU) nor transformers."""
 FOR_PLAYING = ("environment", "evaluation", "device", "model", "engine")
 """Those of them that concern an evaluation."""
 _TASKS_LOOKED_AT = 16
-_LAST_PORT = 65535
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _DEVICE = re.compile(r"cpu|cuda(?::(\d{1,3}))?")
 
@@ -120,40 +118,6 @@ def _evaluation(config: Config) -> str:
             raise ConfigError(_too_cool("eval.temperatures", temperature))
     temperatures = ", ".join(f"{t:g}" for t in config.eval.temperatures)
     return f"{config.eval.samples} tasks at temperature {temperatures}" if config.eval.samples else "none"
-
-
-def _engines(config: Config) -> str:
-    engine = config.engine
-    if not engine.urls:
-        if engine.port and engine.port + engine.replicas - 1 > _LAST_PORT:
-            raise ConfigError(
-                f"engine.port: {engine.replicas} engines from port {engine.port} on do not fit below {_LAST_PORT + 1}: "
-                "lower it, or leave it at 0 for free ones"
-            )
-        return f"{engine.replicas} to start"
-    if engine.replicas > 1:
-        raise ConfigError(
-            f"engine.replicas: {engine.replicas} cannot be started, for engine.urls names the engines to use: leave "
-            "one of the two keys out"
-        )
-    for url in engine.urls:
-        if problem := _problem_of(url):
-            raise ConfigError(f"engine.urls: {url!r:.100} {problem}; it should be like http://127.0.0.1:8000")
-    if len({url.rstrip("/") for url in engine.urls}) < len(engine.urls):
-        raise ConfigError("engine.urls: an engine stands there twice")
-    return ", ".join(engine.urls)
-
-
-def _problem_of(url: str) -> str:
-    """What is wrong with the URL of an engine; empty where it can be one."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as e:
-        return f"is no URL ({e})"
-    if parts.scheme not in ("http", "https") or not host or any(c.isspace() for c in url):
-        return "is no URL of a server"
-    return "has a path, and should not" if parts.path.strip("/") or parts.query or parts.fragment else ""
 
 
 def _too_cool(key: str, temperature: float) -> str:
@@ -270,7 +234,6 @@ _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "algorithm": (_algorithm, ()),
     "asynchrony": (_asynchrony, ()),
     "evaluation": (_evaluation, ()),
-    "engines": (_engines, ()),
     "device": (_device, ()),
     "run directory": (_run_directory, ()),
     "model": (_model, ()),

@@ -240,11 +240,11 @@ def test_an_adapter_without_its_base_is_told(config: Config, adapter: Path) -> N
 )
 def test_engines_that_cannot_be_are_told(config: Config, engine: EngineConfig, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        require_valid(replace(config, engine=engine), ["engines"])
+        require_valid(replace(config, engine=engine), ["engine"])
 
 
 @pytest.mark.parametrize(
     "engine", [EngineConfig(port=65534, replicas=2), EngineConfig(urls=("http://a:1/", "https://[::1]"))]
 )
 def test_engines_that_can_be_pass(config: Config, engine: EngineConfig) -> None:
-    require_valid(replace(config, engine=engine), ["engines"])
+    require_valid(replace(config, engine=engine), ["engine"])
