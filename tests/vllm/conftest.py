@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import anyio
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -89,3 +90,10 @@ def shared_memory_of(pids: Iterable[int]) -> set[Path]:
             if name and not name.endswith("(deleted)"):
                 found.add(Path("/dev/shm", name))
     return found
+
+
+async def gone(pids: set[int], seconds: float = 8) -> None:
+    """Wait until none of these processes runs."""
+    with anyio.fail_after(seconds):
+        while pids & {*parents()}:  # noqa: ASYNC110  # no children of ours, so nobody tells us
+            await anyio.sleep(0.05)
