@@ -57,14 +57,13 @@ def is_unknown_version(error: Exception) -> bool:
 
 
 def is_out_of_reach(error: Exception) -> bool:
-    """Whether nobody is there, or nobody says anything."""
-    return isinstance(error, httpx.TransportError)
+    """Whether nobody is there. One that is slow to answer may only be busy."""
+    return isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError | httpx.ConnectTimeout)
 
 
 def is_away(error: Exception) -> bool:
     """Whether it is worth waiting for: nobody is there, or it is back and has not got the version yet."""
-    away = httpx.NetworkError | httpx.RemoteProtocolError | httpx.ConnectTimeout
-    return is_unknown_version(error) or isinstance(error, away)
+    return is_unknown_version(error) or is_out_of_reach(error)
 
 
 def say(error: Exception) -> str:

@@ -83,10 +83,12 @@ class Endpoint:
             if self._server:
                 await self._start(self._server, stack)
                 self._note("engine_started", pid=self._server.pid)
+                if not await self._could_open():
+                    await self._restart(self._server)
             else:
                 await self._await_answer()
                 self._note("engine_started", url=self._url)
-            await self._open()
+                await self._open()
             task_status.started()
             while True:
                 await self._watch()
@@ -155,7 +157,8 @@ class Endpoint:
             while missing := sorted(self._versions.keys() - self.loaded):
                 await self._catch_up(missing[0])
             # Nothing awaited from here on, so that what it has is what is in use.
-        self._distrusted = anyio.Event()
+        if self._distrusted.is_set():
+            self._distrusted = anyio.Event()
         self.up = True
         self._changed(self)
 
@@ -198,8 +201,10 @@ class Endpoint:
             silent = anyio.current_time() - answered
             if not ailment:
                 answered = anyio.current_time()
-                if not self.up and not await self._come_back():
-                    return
+                if not self.up:
+                    if not await self._could_open():
+                        return
+                    self._note("engine_back")
                 continue
             if self.up and silent >= _PASSED_OVER_SECONDS:
                 self._close()
@@ -208,14 +213,13 @@ class Endpoint:
                 self._trouble = {"error": f"it runs, but did not answer for {silent:.0f} s: {ailment}"}
                 return
 
-    async def _come_back(self) -> bool:
-        """Take it into use again; returns whether it could be."""
+    async def _could_open(self) -> bool:
+        """Take it into use, if it does what is needed for that."""
         try:
             await self._open()
         except (ConfigError, EngineError, TimeoutError) as e:
             self._trouble = {"error": str(e)}
             return False
-        self._note("engine_back")
         return True
 
     async def _restart(self, server: ServerProcess) -> None:
@@ -231,27 +235,26 @@ class Endpoint:
                 )
             try:
                 await server.restart()
-                await self._open()
-            except (EngineError, TimeoutError, WorkerDiedError) as e:
-                self._note("restart_failed", error=str(e))
+            except WorkerDiedError as e:
                 self._trouble = {"error": str(e)}
-                continue
-            self._note("engine_restarted", pid=server.pid)
-            return
+            else:
+                if await self._could_open():
+                    self._note("engine_restarted", pid=server.pid)
+                    return
+            self._note("restart_failed", **self._trouble)
 
     async def _reattach(self) -> None:
         """Wait until it answers again, and takes what is in use."""
-        told = ""
+        told: dict[str, object] = {}
         if self._trouble and self._distrusted.is_set():
             self._note("engine_passed_over", **self._trouble)
-        self._trouble = {}
         while True:
             await anyio.sleep(_HEALTH_SECONDS)
             if await self._control.ailment(_HEALTH_SECONDS):
                 continue
-            if await self._come_back():
+            if await self._could_open():
+                self._note("engine_back")
                 return
-            why = str(self._trouble.pop("error"))
-            if why != told:
-                self._note("restart_failed", error=why)
-                told = why
+            if self._trouble != told:
+                told = self._trouble
+                self._note("restart_failed", **told)

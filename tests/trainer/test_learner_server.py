@@ -25,6 +25,7 @@ from moonmill.trainer.messages import ErrorAnswer, LearnerState
 from tests.trainer.conftest import MakeConfig, action, config_of, observation, rollout, sampled
 
 TIMEOUT = 60.0
+PROBE = (3, 1, 4, 1, 5)
 
 
 @pytest.fixture
@@ -68,16 +69,20 @@ async def test_a_run_through_a_crash(
         warm_up = await client.step(1, batches[0])
         assert (warm_up.step, warm_up.version, warm_up.weights) == (1, 0, None)
 
-        first = await client.step(2, batches[1])
+        first = await client.step(2, batches[1], PROBE)
         weights = Path(first.weights or "")
         assert (first.step, first.version, weights) == (2, 1, tmp_path / "weights" / "v000001")
         assert (weights / file).is_file()
         assert first.metrics["mismatch_max"] < 1e-5
+        assert first.metrics["seconds_export"] > 0
+        assert first.probe is not None
+        assert first.probe == await client.probe(PROBE)
 
         path = await client.checkpoint()
         assert path == tmp_path / "checkpoints" / "step-000002" == latest(tmp_path)
 
-        lost = await client.step(3, batches[2])
+        lost = await client.step(3, batches[2], PROBE)
+        assert lost.probe != first.probe
         before = (Path(lost.weights or "") / file).read_bytes()
 
         os.kill(server.pid, signal.SIGKILL)
@@ -87,7 +92,9 @@ async def test_a_run_through_a_crash(
         await server.restart()
         again = LearnerClient(server.base_url, timeout=TIMEOUT)
         assert await again.restore(path) == LearnerState(2, 1)
+        assert await again.probe(PROBE) == first.probe
         repeated = await again.step(3, batches[2])
+        assert (repeated.probe, await again.probe(PROBE)) == (None, lost.probe)
         await again.aclose()
         assert (Path(repeated.weights or "") / file).read_bytes() == before
         assert repeated.metrics["policy_loss"] == lost.metrics["policy_loss"]

@@ -80,3 +80,15 @@ def test_the_fate_of_a_rollout_is_told_in_words(tmp_path: Path) -> None:
         "1": "dropped: stale",
         "2": "not yet trained on",
     }
+
+
+def test_the_largest_difference_of_the_probe_is_told(tmp_path: Path) -> None:
+    assert summary_of(tmp_path, []).probe_difference_max is None
+    run = RunDirectory.resume(tmp_path / "run", Config(env=EnvConfig("test-v0"), model=ModelConfig("nowhere")))
+    ledger = Ledger(run)
+    for difference in (1e-6, 3e-6, 2e-6):
+        ledger.event("version_published", probe_difference=difference)
+    ledger.event("version_published")
+    ledger.close()
+    run.unlock()
+    assert summarize(run.path).probe_difference_max == 3e-6
