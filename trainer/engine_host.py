@@ -8,7 +8,7 @@ version's weights are kept while an engine may have to load them again.
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -61,13 +61,18 @@ class EngineHost:
         self._none_up = anyio.Event()
         self._begun = False
         self._endpoints: list[Endpoint] = []
-        places = _places(config, logs)
+        places = _places(config, logs, self._tell_progress)
         for name, place in places.items():
             own = partial(note, engine=name) if len(places) > 1 else note
             died = partial(self._allow_restart, own)
             self._endpoints.append(Endpoint(place, config, probe, self._versions, own, self._changed, died))
         self._living = set(self._endpoints)
         self.client: InferenceClient
+
+    def _tell_progress(self, name: str, text: str) -> None:
+        """How far a start is; of a restart the events tell enough."""
+        if not self._begun:
+            self._note("engine_starting", text=f"{name}: {text}")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["EngineHost"]:
@@ -273,8 +278,8 @@ class EngineHost:
                 self._clients.discard(client)
 
 
-def _places(config: Config, logs: Path) -> dict[str, ServerProcess | str]:
-    """The engines by name: attached ones, or processes to start."""
+def _places(config: Config, logs: Path, progress: Callable[[str, str], None]) -> dict[str, ServerProcess | str]:
+    """The engines by name: attached ones, or processes to start, which tell their progress under their name."""
     engine = config.engine
     if engine.urls:
         return {url: url for url in engine.urls}
@@ -283,5 +288,6 @@ def _places(config: Config, logs: Path) -> dict[str, ServerProcess | str]:
         name = f"engine-{number + 1}" if engine.replicas > 1 else "engine"
         own = replace(config, engine=replace(engine, port=engine.port + number if engine.port else 0))
         log = logs / f"{name}.log"
-        places[name] = ServerProcess(name, engine_argv(own), log_path=log, start_timeout=engine.start_timeout)
+        timeout, told = engine.start_timeout, partial(progress, name)
+        places[name] = ServerProcess(name, engine_argv(own), log_path=log, start_timeout=timeout, on_progress=told)
     return places

@@ -71,6 +71,9 @@ async def _evaluate(
     results = []
 
     def note(kind: str, **data: object) -> None:
+        if kind == "engine_starting":
+            reporter.phase(str(data["text"]))
+            return
         if kind != "engine_started":
             reporter.warn(f"{kind.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in data.items()))
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from moonmill.trainer.records import Event, StepRecord
 from moonmill.types import Rollout
 
 ROOT = Path(__file__).parents[2]
+DEADLINE = 240.0
+"""Seconds that anything may take."""
 POLICY = ROOT / "examples" / "calculator" / "policy"
 
 
@@ -53,6 +56,34 @@ def moonmill(tmp_path: Path) -> Cli:
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=timeout, check=False)
 
     return run
+
+
+def start(config: Path, folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """`moonmill train`, begun in a folder."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "moonmill", "train", str(config), *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_steps(run: Path, count: int, trainer: "subprocess.Popen[str]", seconds: float = DEADLINE) -> None:
+    wait_until(lambda: len(steps(run)) >= count, f"step {count}", trainer, seconds)
+
+
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    trainer: "subprocess.Popen[str] | None" = None,
+    seconds: float = DEADLINE,
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert trainer is None or trainer.poll() is None, f"the trainer ended before {what}: {trainer.communicate()}"
+        assert time.monotonic() < deadline, f"waited too long for {what}"
+        time.sleep(0.02)
 
 
 def assert_accounted_for(run: Path) -> None:

@@ -5,8 +5,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -14,9 +12,18 @@ import pytest
 
 from moonmill.config_io import load_config
 from moonmill.rundir import RunDirectory
-from tests.integration.conftest import Cli, assert_accounted_for, events, steps, write_config
+from tests.integration.conftest import (
+    DEADLINE,
+    Cli,
+    assert_accounted_for,
+    events,
+    start,
+    steps,
+    wait_for_steps,
+    wait_until,
+    write_config,
+)
 
-DEADLINE = 240.0
 POINTS = int(os.environ.get("MOONMILL_CRASH_POINTS", "1"))
 """Random moments per process; raise it for a longer search."""
 
@@ -134,31 +141,9 @@ def test_a_run_whose_folder_is_gone_ends_and_leaves_alone_what_stands_in_its_pla
     assert left == ({"config.yaml", "lock", "checkpoints", "weights", "logs"} if how == "replaced" else None)
 
 
-def start(config: Path, folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "moonmill", "train", str(config), *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def pid_of(run: Path, name: str, trainer: "subprocess.Popen[str]") -> int:
     wait_until(lambda: bool(events(run, f"{name}_started")), f"the {name} to start", trainer)
     return int(events(run, f"{name}_started")[-1].data["pid"])
-
-
-def wait_for_steps(run: Path, count: int, trainer: "subprocess.Popen[str]") -> None:
-    wait_until(lambda: len(steps(run)) >= count, f"step {count}", trainer)
-
-
-def wait_until(condition: object, what: str, trainer: "subprocess.Popen[str] | None" = None) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():  # type: ignore[operator]
-        assert trainer is None or trainer.poll() is None, f"the trainer ended before {what}: {trainer.communicate()}"
-        assert time.monotonic() < deadline, f"waited too long for {what}"
-        time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:
