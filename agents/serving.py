@@ -86,7 +86,9 @@ def listen(host: str, port: int) -> socket.socket:
         SystemExit: with 2 where the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Its protocol is named because asyncio sends small packets at once only where it is: else each answer's last one
+    # waits for the client to acknowledge the one before, 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if sys.platform == "linux":
         # Connections inherit it. Only the kernel knows whether a client reads.

@@ -1,5 +1,6 @@
 """Servers of ours as child processes. The server here is a tiny one on the same helper as the engine's."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -211,3 +212,22 @@ async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path, stopped: boo
     finally:
         os.close(held)
         os.close(end)
+
+
+async def test_small_packets_are_sent_at_once() -> None:
+    """Else the end of every short answer waits 40 ms for the client's acknowledgement."""
+    set_to: list[int] = []
+
+    class Peek(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            accepted = transport.get_extra_info("socket")
+            set_to.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    listener = serving.listen("127.0.0.1", 0)
+    async with await asyncio.get_running_loop().create_server(Peek, sock=listener):
+        stream = await anyio.connect_tcp(*listener.getsockname())
+        await stream.aclose()
+        with anyio.fail_after(5):
+            while not set_to:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+    assert set_to[0] != 0
