@@ -213,10 +213,10 @@ class _Run:
 
     def _note(self, kind: str, **data: object) -> None:
         """Keep an event; tell the user of those that are not routine."""
+        self.ledger.event(kind, **data)
         if kind == "engine_starting":
             self.reporter.phase(str(data["text"]))
             return
-        self.ledger.event(kind, **data)
         if kind == "warning":
             self.reporter.warn(str(data["text"]))
         elif kind not in _ROUTINE:
