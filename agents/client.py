@@ -26,8 +26,9 @@ from moonmill.types import Completion, Sampling
 
 _FIRST_WAIT = 0.05
 _LONGEST_WAIT = 2.0
-_TOO_LONG = "maximum context length"
-"""What both vLLM and the embedded engine say of a prompt that does not fit."""
+_TOO_LONG = ("maximum context length", "max_model_len", "max_tokens must be at least 1")
+"""What engines say of a completion that does not fit: the embedded one the first alone, vLLM also the others. The last
+is of a prompt that fills the context: we never ask for less than one token."""
 
 __all__ = ["InferenceClient", "version_name"]
 
@@ -182,7 +183,7 @@ class InferenceClient:
 
     def _raise_if_final(self, run: Run, route: Route, error: RefusalError) -> None:
         """Raise where trying again cannot help."""
-        if error.status in (400, 413) and _TOO_LONG in error.message:
+        if error.status in (400, 413) and any(words in error.message for words in _TOO_LONG):
             raise PromptTooLongError(
                 f"a prompt of {len(run.prompt)} tokens and up to {run.sampling.max_tokens} more do not fit the "
                 f"engine's context: {error.message}"

@@ -25,6 +25,12 @@ class Choice(Struct):
 
 class _Error(Struct):
     message: str = ""
+    code: Any = None
+
+    @property
+    def status(self) -> int:
+        """What the answer's status would have been, had it not begun before."""
+        return self.code if isinstance(self.code, int) and 400 <= self.code < 600 else 500
 
 
 class Chunk(Struct):
@@ -68,7 +74,7 @@ class EventReader:
             except msgspec.MsgspecError as e:
                 raise RefusalError(500, f"an event that is no completion: {payload[:200]!r} ({e})") from e
             if chunk.error is not None:
-                raise RefusalError(500, chunk.error.message)
+                raise RefusalError(chunk.error.status, chunk.error.message)
             yield chunk
 
 

@@ -275,6 +275,14 @@ async def test_tokens_that_arrived_before_a_failure_are_kept() -> None:
     assert b'"seed":5,' not in seen[2], "the same random numbers are not drawn twice"
 
 
+async def test_a_refusal_inside_of_a_stream_is_an_error_at_once() -> None:
+    refused = events(11) + b'data: {"error": {"message": "cannot be", "code": 400}}\n\n'
+    async with faulty_engine(refused) as (url, seen), InferenceClient(url) as client:
+        with pytest.raises(EngineError, match="refused a request: cannot be"):
+            await ask(client)
+    assert len(seen) == 1
+
+
 async def test_a_completion_whose_end_was_lost_is_not_sampled_on() -> None:
     async with faulty_engine(events(11, 12)) as (url, seen), InferenceClient(url) as client:
         stopped = await client.complete([1], Sampling(max_tokens=9), seed=5, stop_token_ids=(12,))
