@@ -14,6 +14,7 @@ import httpx
 import pytest
 import torch
 from anyio.from_thread import start_blocking_portal
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -24,6 +25,9 @@ from moonmill.agents.processes import ServerProcess
 torch.set_num_threads(1)
 
 MAX_LENGTH = 192
+MAX_BATCH = 8
+RANK = 8
+"""Of the adapters."""
 WORDS = ["<unknown>", *TAGS, "\n", *map(chr, range(32, 127))]
 IDS = {word: i for i, word in enumerate(WORDS)}
 SAYS = "12*34"
@@ -90,6 +94,19 @@ def other_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three adapters that change the base, each in another way."""
+    folders = []
+    for seed in range(3):
+        model = random_model()
+        torch.manual_seed(seed)
+        config = LoraConfig(r=RANK, lora_alpha=16, init_lora_weights=False, target_modules="all-linear")
+        folders.append(tmp_path_factory.mktemp("adapter"))
+        get_peft_model(model, config).save_pretrained(folders[-1])
+    return folders
+
+
 def engine_argv(model_dir: Path, *more: str) -> list[str]:
     argv = [sys.executable, "-m", "moonmill.agents.engine", "--model", str(model_dir), "--served-name", "policy-v0"]
     return [*argv, "--max-length", str(MAX_LENGTH), "--port", "0", "--exit-with-stdin", *more]
@@ -99,7 +116,7 @@ def engine_argv(model_dir: Path, *more: str) -> list[str]:
 def engine(model_dir: Path, markov_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """An engine with the versions `policy-v0` (random) and `markov`."""
     log = tmp_path_factory.mktemp("engine") / "engine.log"
-    argv = engine_argv(model_dir, "--max-batch", "8", "--stream-interval", "4")
+    argv = engine_argv(model_dir, "--max-batch", str(MAX_BATCH), "--stream-interval", "4")
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(ServerProcess("engine", argv, log_path=log, start_timeout=120)) as process,

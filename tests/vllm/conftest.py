@@ -6,16 +6,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 
 from moonmill.agents.engine.vllm_environment import interpreter_for
-from tests.agents.conftest import model_dir, random_model
+from tests.agents.conftest import MAX_BATCH, MAX_LENGTH, RANK, adapters, model_dir
 
-__all__ = ["model_dir"]
+__all__ = ["MAX_BATCH", "MAX_LENGTH", "RANK", "adapters", "model_dir"]
 
-MAX_LENGTH = 192
-RANK = 8
 START_SECONDS = 600
 """On a machine that does other things."""
 
@@ -31,22 +27,18 @@ def python() -> str:
     return interpreter_for("cpu")
 
 
-@pytest.fixture(scope="session")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three adapters that change the model, each in another way."""
-    folders = []
-    for seed in range(3):
-        model = random_model()
-        torch.manual_seed(seed)
-        config = LoraConfig(r=RANK, lora_alpha=16, init_lora_weights=False, target_modules="all-linear")
-        folders.append(tmp_path_factory.mktemp("adapter"))
-        get_peft_model(model, config).save_pretrained(folders[-1])
-    return folders
-
-
 def launcher_argv(python: str, model: Path, *more: str) -> list[str]:
     argv = [sys.executable, "-P", "-m", "moonmill.agents.engine.vllm", "--python", python, "--model", str(model)]
-    argv += ["--served-name", "policy-v0", "--port", "0", "--max-length", str(MAX_LENGTH), "--max-batch", "8"]
+    argv += [
+        "--served-name",
+        "policy-v0",
+        "--port",
+        "0",
+        "--max-length",
+        str(MAX_LENGTH),
+        "--max-batch",
+        str(MAX_BATCH),
+    ]
     return [*argv, "--kv-cache-gib", "0.1", "--exit-with-stdin", *more]
 
 
