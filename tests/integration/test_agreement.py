@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from moonmill.agents.client import InferenceClient
+from moonmill.agents.control import EngineControl
 from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.processes import ServerProcess
 from moonmill.agents.rendering import load_renderer
@@ -92,9 +93,10 @@ async def play_version(config: Config, folder: Path) -> list[Rollout]:
     """Episodes of the version in `folder`."""
     async with (
         ServerProcess("engine", engine_argv(config), log_path=folder / "engine.log", start_timeout=120) as engine,
+        EngineControl(engine.base_url) as control,
         InferenceClient(engine.base_url) as client,
     ):
-        await client.load_version(1, folder / "v000001")
+        await control.load_version(1, folder / "v000001")
         await client.use_version(1)
         return await play(config, client)
 
