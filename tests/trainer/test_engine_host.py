@@ -21,8 +21,9 @@ from moonmill.config import Config, EngineConfig, EnvConfig, ModelConfig
 from moonmill.errors import ConfigError, EngineError, WorkerDiedError
 from moonmill.trainer import endpoints
 from moonmill.trainer.engine_host import EngineHost, engine_argv
-from moonmill.trainer.models import load_policy, load_weights
+from moonmill.trainer.models import load_policy
 from moonmill.trainer.probing import likeliest_logprob
+from moonmill.trainer.weights import load_tensors, own_tensors
 from moonmill.types import Completion, Sampling
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +76,7 @@ def weights(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
         path = folder / f"v{version:06d}"
         path.mkdir()
         save_file(tensors, path / "model.safetensors")
-        load_weights(policy, path / "model.safetensors")
+        load_tensors(own_tensors(policy), path / "model.safetensors")
         made.append((path, likeliest_logprob(policy, PROBE, model)))
     return made
 
