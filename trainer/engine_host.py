@@ -123,13 +123,14 @@ class EngineHost:
                     for endpoint in self._endpoints:
                         endpoint.distrust(str(e))
                 await anyio.sleep(_BACKOFF_SECONDS * 2**attempt)  # Long enough to see that it has died, if it has.
+        slowest = max(taken, key=lambda t: t.seconds_load + t.seconds_probe, default=None)
         differences = [t.difference for t in taken if t.difference is not None]
         self._note(
             "version_published",
             version=version,
             seconds=time.monotonic() - begin,
-            seconds_load=max((t.seconds_load for t in taken), default=0.0),
-            seconds_probe=max((t.seconds_probe for t in taken), default=0.0),
+            seconds_load=slowest.seconds_load if slowest else 0.0,
+            seconds_probe=slowest.seconds_probe if slowest else 0.0,
             seconds_switch=switch,
             **({"probe_difference": max(differences)} if differences else {}),
         )

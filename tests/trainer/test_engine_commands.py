@@ -111,7 +111,7 @@ def test_the_installed_interpreter_is_found_by_itself(interpreter: Path) -> None
 def test_a_slow_number_format_is_noted(interpreter: Path) -> None:
     model = replace(VLLM.model, dtype="bfloat16")
     said = describe_engine(replace(VLLM, model=model, engine=EngineConfig(type="vllm")))
-    assert said.endswith("; bfloat16 is several times slower than float32 on most CPUs")
+    assert said.endswith(", bfloat16 is several times slower than float32 on most CPUs")
 
 
 def test_an_option_that_another_key_decides_is_refused() -> None:
