@@ -85,6 +85,15 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         SystemExit: with 2 where the address cannot be used.
     """
+    return bind(host, port, listening=True)
+
+
+def bind(host: str, port: int, *, listening: bool) -> socket.socket:
+    """Take the port; not `listening`, it is kept for another process, which may bind to it meanwhile and listen.
+
+    Raises:
+        SystemExit: with 2 where the address cannot be used.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Its protocol is named because asyncio sends small packets at once only where it is: else each answer's last one
     # waits for the client to acknowledge the one before, 40 ms.
@@ -95,7 +104,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNREAD_SECONDS * 1000))
     try:
         listener.bind((host, port))
-        listener.listen(_BACKLOG)
+        if listening:
+            listener.listen(_BACKLOG)
     except (OSError, OverflowError, UnicodeError) as e:  # the last two: a port beyond 65535, a host that is no name
         listener.close()
         number = e.errno if isinstance(e, OSError) else None

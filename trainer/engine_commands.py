@@ -35,15 +35,18 @@ def engine_argv(config: Config) -> list[str]:
     return [*argv, "--renderer", model.renderer, "--tool-format", model.tool_format]
 
 
-def slots_needed(config: Config) -> int:
-    """Versions that are on the engine at once, at most.
+def versions_in_use(config: Config) -> int:
+    """The newest so many versions are sampled from by training.
 
     Interrupted requests have left a version as soon as the next is in use; requests that finish under theirs can be as
-    old as the staleness bound. On top of those in use come the one that is being loaded, and one that an evaluation
-    stays with.
+    old as the staleness bound.
     """
-    used = 1 if config.async_.on_new_version == "interrupt" else config.async_.max_staleness + 1
-    return used + 1 + bool(config.eval.samples)
+    return 1 if config.async_.on_new_version == "interrupt" else config.async_.max_staleness + 1
+
+
+def slots_needed(config: Config) -> int:
+    """Versions that are on the engine at once: those in use, one being loaded, one that an evaluation stays with."""
+    return versions_in_use(config) + 1 + bool(config.eval.samples)
 
 
 def describe_engine(config: Config) -> str:
@@ -143,5 +146,5 @@ def _rank(config: Config) -> int:
 
 
 def _explained(config: Config) -> str:
-    used = "1 in use" if config.async_.on_new_version == "interrupt" else f"{config.async_.max_staleness + 1} in use"
-    return f"{used}, 1 being loaded{', 1 being evaluated' if config.eval.samples else ''}"
+    evaluated = ", 1 being evaluated" if config.eval.samples else ""
+    return f"{versions_in_use(config)} in use, 1 being loaded{evaluated}"

@@ -25,7 +25,7 @@ from moonmill.config import Config
 from moonmill.errors import EngineError, WorkerDiedError
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.endpoints import Endpoint, Note
-from moonmill.trainer.engine_commands import engine_argv
+from moonmill.trainer.engine_commands import engine_argv, versions_in_use
 from moonmill.trainer.handover import Taken, Weights, WrongWeightsError, remove_weights
 
 _PUBLISH_ATTEMPTS = 3
@@ -177,10 +177,8 @@ class EngineHost:
 
     async def _forget_old(self, newest: int) -> None:
         """Unload versions that nobody samples from any more, and delete their weights."""
-        # Interrupted requests have left a version as soon as the next is in use; requests that finish under theirs can
-        # be as old as the staleness bound.
-        keep = 1 if self._config.async_.on_new_version == "interrupt" else self._config.async_.max_staleness + 1
-        used = frozenset({newest, *(+self._pinned), *range(newest - keep + 1, newest)})
+        oldest = newest - versions_in_use(self._config) + 1
+        used = frozenset({*(+self._pinned), *range(oldest, newest + 1)})
         for version in [v for v in self._versions if v not in used]:
             del self._versions[version]
         async with anyio.create_task_group() as group:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from moonmill.agents.engine.arguments import parser_of, positive
 from moonmill.agents.engine.folder import problem_of
 from moonmill.agents.serving import die_with_stdin, listen, refuse, serve
 from moonmill.errors import EngineError
@@ -57,30 +58,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m moonmill.agents.engine", description=__doc__)
-    parser.add_argument(
-        "--model", required=True, help="a folder with a transformers model or a PEFT adapter, or a hub id"
-    )
-    parser.add_argument("--served-name", help="the name requests use for it; default: as --model")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes any free one; the ready line tells which")
-    parser.add_argument("--threads", type=_positive, default=1, help="threads a forward uses")
-    parser.add_argument("--max-batch", type=_positive, default=64, help="requests decoded at once; others wait")
-    parser.add_argument("--max-length", type=_positive, help="longest context in tokens; default: the model's")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:0")
+    parser = parser_of("moonmill.agents.engine", __doc__)
     parser.add_argument("--renderer", default="auto", help="how chats become tokens; default: as the model folder says")
     parser.add_argument("--tool-format", default="", help="how calls are written with --renderer default: hermes, …")
-    parser.add_argument("--stream-interval", type=_positive, default=16, help="tokens in a chunk of a stream")
-    parser.add_argument("--exit-with-stdin", action="store_true", help="end when stdin closes")
+    parser.add_argument("--stream-interval", type=positive, default=16, help="tokens in a chunk of a stream")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
 
 
 if __name__ == "__main__":

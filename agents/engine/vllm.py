@@ -12,20 +12,20 @@ import argparse
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from moonmill.agents.engine.arguments import parser_of, positive
 from moonmill.agents.engine.folder import parts_of, problem_of
 from moonmill.agents.engine.vllm_command import VllmOptions, check_args, rank_for
 from moonmill.agents.engine.vllm_environment import interpreter_problem
 from moonmill.agents.engine.vllm_log import why_it_ended
 from moonmill.agents.engine.vllm_requests import BadAnswerError, answer_one, healthy
 from moonmill.agents.engine.vllm_server import VllmServer
-from moonmill.agents.serving import USAGE_EXIT_CODE, allow_many_files, announce_ready, die_with_stdin, refuse
+from moonmill.agents.serving import USAGE_EXIT_CODE, allow_many_files, announce_ready, bind, die_with_stdin, refuse
 from moonmill.errors import ConfigError
 
 _WAIT_SECONDS = 0.1
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGINT, _stop)
     allow_many_files()
     log = _open(args.log) if args.log else sys.stderr.buffer
-    reserved = _reserve(args.host, args.port)
+    reserved = bind(args.host, args.port, listening=False)  # vLLM takes it much later
     options = _options(args, reserved.getsockname()[1])
     with reserved, VllmServer(options, log) as server:
         facts = None
@@ -117,21 +117,6 @@ def _options(args: argparse.Namespace, port: int) -> VllmOptions:
     )
 
 
-def _reserve(host: str, port: int) -> socket.socket:
-    """Keep a port for vLLM, which takes it much later; a socket that does not listen lets another bind to its port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    reserved = socket.socket(family, socket.SOCK_STREAM)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        reserved.bind((host, port))
-    except (OSError, OverflowError, UnicodeError) as e:
-        reserved.close()
-        number = e.errno if isinstance(e, OSError) else None
-        reason = os.strerror(number) if number and number > 0 else e
-        refuse(f"cannot listen on {host}:{port}: {reason}; choose another port (0 takes any)")
-    return reserved
-
-
 def _pair(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not name:
@@ -156,38 +141,19 @@ def _stop(signum: int, frame: object) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m moonmill.agents.engine.vllm", description=__doc__)
+    parser = parser_of("moonmill.agents.engine.vllm", __doc__)
     parser.add_argument("--python", required=True, help="the interpreter of the environment vLLM is installed in")
-    parser.add_argument(
-        "--model", required=True, help="the folder of a transformers model or PEFT adapter, or a hub id"
-    )
-    parser.add_argument("--served-name", help="the name requests use for it; default: as --model")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes any free one; the ready line tells which")
-    parser.add_argument("--threads", type=_positive, default=1, help="CPU threads a forward uses")
-    parser.add_argument("--max-batch", type=_positive, default=64, help="requests decoded at once; others wait")
-    parser.add_argument("--max-length", type=_positive, help="longest context in tokens; default: the model's")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:0")
     parser.add_argument("--max-loras", type=_count, default=0, help="adapters loaded later, at once; 0: none can be")
-    parser.add_argument("--max-lora-rank", type=_positive, default=16, help="their largest rank")
+    parser.add_argument("--max-lora-rank", type=positive, default=16, help="their largest rank")
     parser.add_argument("--kv-cache-gib", type=float, default=2.0, help="memory for keys and values, on a CPU")
     parser.add_argument("--gpu-memory", type=float, default=0.9, help="share of the GPU's memory, on a GPU")
     parser.add_argument("--arg", action="append", default=[], metavar="KEY=VALUE", help="an option of vLLM's server")
     parser.add_argument("--log", type=Path, help="where vLLM's output goes; default: stderr")
-    parser.add_argument("--exit-with-stdin", action="store_true", help="end when stdin closes")
     return parser
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
-
-
 def _count(text: str) -> int:
-    return 0 if text == "0" else _positive(text)
+    return 0 if text == "0" else positive(text)
 
 
 if __name__ == "__main__":
