@@ -1,5 +1,6 @@
 """Two engines of a run, really: hand-overs, engines that die, hang, come back, or have the wrong weights."""
 
+import json
 import os
 import re
 import shutil
@@ -46,10 +47,12 @@ def _quick_health(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def served(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model without its tokenizer, which is none."""
-    return shutil.copytree(
-        model_path, tmp_path_factory.mktemp("served") / "model", ignore=lambda *_: ["tokenizer.json"]
-    )
+    """The tiny model without its tokenizer, which is none, and without an end, so that all completions are whole."""
+    left_out = ("tokenizer.json", "generation_config.json")
+    folder = shutil.copytree(model_path, tmp_path_factory.mktemp("served") / "model", ignore=lambda *_: left_out)
+    described = json.loads((folder / "config.json").read_text()) | {"eos_token_id": None}
+    (folder / "config.json").write_text(json.dumps(described))
+    return folder
 
 
 @pytest.fixture
