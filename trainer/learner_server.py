@@ -33,7 +33,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moonmill.agents.serving import die_with_stdin, listen, refuse, serve
+from moonmill.agents.serving import die_with_stdin, listen, refuse, serve, starting
 from moonmill.config import Config
 from moonmill.errors import ConfigError, MoonmillError, RunDirectoryError, RunError
 from moonmill.rundir import RunDirectory
@@ -182,18 +182,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     except RunDirectoryError as e:
         refuse(f"--run-dir: {e}")
     listener = listen(args.host, args.port)
-    # Imported now, not above: bad arguments and a taken port are told without waiting seconds for torch.
-    from transformers.utils import logging
+    with starting():
+        # Imported now, not above: bad arguments and a taken port are told without waiting seconds for torch.
+        from transformers.utils import logging
 
-    from moonmill.trainer.learner import Learner, make_deterministic
+        from moonmill.trainer.learner import Learner, make_deterministic
 
-    logging.disable_progress_bar()
-
-    make_deterministic(config)
-    try:
-        learner = Learner(config)
-    except ConfigError as e:
-        refuse(str(e))
+        logging.disable_progress_bar()
+        make_deterministic(config)
+        try:
+            learner = Learner(config)
+        except ConfigError as e:
+            refuse(str(e))
     serve(make_app(learner, run, config), args.host, args.port, listener=listener)
 
 

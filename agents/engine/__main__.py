@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from moonmill.agents.engine.arguments import parser_of, positive
 from moonmill.agents.engine.folder import problem_of
-from moonmill.agents.serving import die_with_stdin, listen, refuse, serve
+from moonmill.agents.serving import die_with_stdin, listen, refuse, serve, starting
 from moonmill.errors import EngineError
 
 _SWITCH_SECONDS = 0.0001
@@ -29,29 +29,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     if problem := problem_of(args.model):
         refuse(problem)
     listener = listen(args.host, args.port)
-    # Imported now, not above: bad arguments and a taken port are told without waiting seconds for torch.
-    from transformers.utils import logging
+    with starting():
+        # Imported now, not above: bad arguments and a taken port are told without waiting seconds for torch.
+        from transformers.utils import logging
 
-    from moonmill.agents.engine.app import make_app
-    from moonmill.agents.engine.service import Options, Service
+        from moonmill.agents.engine.app import make_app
+        from moonmill.agents.engine.service import Options, Service
 
-    logging.disable_progress_bar()
-    options = Options(
-        model=args.model,
-        served_name=args.served_name or args.model,
-        max_batch=args.max_batch,
-        max_length=args.max_length,
-        threads=args.threads,
-        dtype=args.dtype,
-        device=args.device,
-        renderer=args.renderer,
-        tool_format=args.tool_format,
-        stream_interval=args.stream_interval,
-    )
-    try:
-        service = Service(options)
-    except EngineError as e:
-        refuse(str(e))
+        logging.disable_progress_bar()
+        options = Options(
+            model=args.model,
+            served_name=args.served_name or args.model,
+            max_batch=args.max_batch,
+            max_length=args.max_length,
+            threads=args.threads,
+            dtype=args.dtype,
+            device=args.device,
+            renderer=args.renderer,
+            tool_format=args.tool_format,
+            stream_interval=args.stream_interval,
+        )
+        try:
+            service = Service(options)
+        except EngineError as e:
+            refuse(str(e))
     sys.setswitchinterval(_SWITCH_SECONDS)
     facts = {"model": options.served_name, "max_length": service.max_length}
     serve(make_app(service), args.host, args.port, ready=facts, listener=listener)
