@@ -238,7 +238,8 @@ class TrainConfig(Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint_every: PositiveInt = 20
     """Learner steps between two checkpoints. There is one at the end as well, and after Ctrl-C."""
     eval_every: Count = 0
-    """Evaluate after every so many policy updates; 0 only before and after training, where `eval.samples` is not 0."""
+    """Evaluate after every so many policy updates, beside training and one evaluation at a time: where they take longer
+    than the updates, fewer are made. 0 only before and after training. Nothing where `eval.samples` is 0."""
     keep_checkpoints: PositiveInt = 2
     """The newest so many are kept."""
     max_failures: PositiveInt = 64

@@ -97,6 +97,8 @@ class _Run:
         self.controller: Controller | None = None
         self.started = self.finished = False
         self.stopped_at_once = False
+        self._evaluating = anyio.Lock()
+        self._evaluated = -1
 
     async def main(self) -> None:
         try:
@@ -186,10 +188,17 @@ class _Run:
         )
 
     async def _evaluate(self, engine: EngineHost, label: str = "") -> None:
-        """Evaluate the version in use, at each temperature; it stays the same throughout."""
+        """Evaluate the version in use, at each temperature; it stays the same throughout.
+
+        One evaluation at a time, for each keeps its version on the engines. One that has waited takes the version that
+        is in use by then, and has nothing to do where the one before it took the same.
+        """
         if not self.config.eval.samples:
             return
-        async with engine.pinned_client() as client:
+        async with self._evaluating, engine.pinned_client() as client:
+            if not label and client.version == self._evaluated:
+                return
+            self._evaluated = client.version
             label = label or f"step {client.version}"
             self.reporter.phase(f"evaluating ({label})")
             for temperature in self.config.eval.temperatures:
