@@ -4,13 +4,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from anyio.from_thread import start_blocking_portal
 
+from moonmill.agents.processes import ServerProcess
+from moonmill.config_io import load_config
 from moonmill.jsonl import read_jsonl
+from moonmill.trainer.engine_host import engine_argv
 from moonmill.trainer.records import Event, StepRecord
 from moonmill.types import Rollout
 
@@ -25,7 +29,23 @@ def config(tmp_path: Path) -> Path:
     return write_config(tmp_path)
 
 
-def write_config(folder: Path) -> Path:
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """An engine for the runs of one config after another."""
+    folder = tmp_path_factory.mktemp("engine")
+    argv = engine_argv(load_config(write_config(folder)))
+    process = ServerProcess("engine", argv, log_path=folder / "engine.log", start_timeout=DEADLINE)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(process):
+        yield process
+
+
+@pytest.fixture
+def attached(tmp_path: Path, engine: ServerProcess) -> Path:
+    """The same config on an engine that runs already, for tests of what is not the engine: a start takes seconds."""
+    return write_config(tmp_path, f"urls: [{engine.base_url}]")
+
+
+def write_config(folder: Path, engine: str = "max_batch: 16") -> Path:
     """A config of a run in `folder` that takes seconds: small batches, no evaluation."""
     path = folder / "small.yaml"
     path.write_text(
@@ -33,7 +53,7 @@ def write_config(folder: Path) -> Path:
 env: {{id: calculator-v0}}
 model: {{path: {POLICY}, max_length: 256}}
 run_dir: {folder / "run"}
-engine: {{max_batch: 16}}
+engine: {{{engine}}}
 sampling: {{max_tokens: 32}}
 algorithm: {{preset: sao, critic: {{lr: 2.0e-3, warmup_steps: 2}}}}
 async: {{max_staleness: 2, max_concurrent: 16}}

@@ -101,9 +101,9 @@ def test_a_tool_that_raises_is_told_to_the_model_and_counted_for_the_author(
     assert "bad.py:15" in result.stdout
 
 
-def test_a_reward_of_nan_ends_the_run_with_the_name_of_the_reward(moonmill: Cli, config: Path, bad_env: Path) -> None:
+def test_a_reward_of_nan_ends_the_run_with_the_name_of_the_reward(moonmill: Cli, attached: Path, bad_env: Path) -> None:
     env = f"env={{id: '{bad_env}:Bad', args: {{value: 'nan'}}}}"
-    error = refused(moonmill, "train", config, "--set", env, code=1)
+    error = refused(moonmill, "train", attached, "--set", env, code=1)
     assert "reward 'always'" in error
     assert "nan" in error
 

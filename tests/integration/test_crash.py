@@ -91,13 +91,13 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("whole", [0, 1])
 def test_a_damaged_checkpoint_is_passed_over_and_its_steps_are_done_again(
-    config: Path, run: Path, moonmill: Cli, whole: int
+    attached: Path, run: Path, moonmill: Cli, whole: int
 ) -> None:
     checkpoints = sorted((run / "checkpoints").iterdir())
     for path in checkpoints[whole:]:
         weights = path / "policy" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
-    resumed = moonmill("train", config, "--resume")
+    resumed = moonmill("train", attached, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert f"{checkpoints[-1]} is damaged: policy/model.safetensors" in resumed.stderr
     assert [e.data["step"] for e in events(run, "step_repeated")] == list(range(9 if whole else 1, 11))
@@ -106,18 +106,18 @@ def test_a_damaged_checkpoint_is_passed_over_and_its_steps_are_done_again(
 
 
 def test_checkpoints_that_the_logs_do_not_know_are_removed_with_a_warning_or_the_run_is_refused(
-    config: Path, run: Path, moonmill: Cli
+    attached: Path, run: Path, moonmill: Cli
 ) -> None:
     checkpoints = sorted((run / "checkpoints").iterdir())
     log = run / "steps.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"")
-    refused = moonmill("train", config, "--resume")
+    refused = moonmill("train", attached, "--resume")
     assert refused.returncode == 2
     assert "steps.jsonl has no step" in refused.stderr
     assert sorted((run / "checkpoints").iterdir()) == checkpoints
     log.write_bytes(b"".join(lines[:9]))
-    resumed = moonmill("train", config, "--set", "train.steps=8", "--resume")
+    resumed = moonmill("train", attached, "--set", "train.steps=8", "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert f"{checkpoints[-1]} is newer than step 9, the last in the run's logs" in resumed.stderr
     assert_accounted_for(run)
@@ -125,15 +125,15 @@ def test_checkpoints_that_the_logs_do_not_know_are_removed_with_a_warning_or_the
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_run_whose_folder_is_gone_ends_and_leaves_alone_what_stands_in_its_place(
-    config: Path, tmp_path: Path, how: str
+    attached: Path, tmp_path: Path, how: str
 ) -> None:
     run = tmp_path / "run"
-    with start(config, tmp_path) as trainer:
+    with start(attached, tmp_path) as trainer:
         wait_for_steps(run, 3, trainer)
         run.rename(tmp_path / "gone")
         shutil.rmtree(tmp_path / "gone")
         if how == "replaced":
-            RunDirectory.create(run, load_config(config)).unlock()
+            RunDirectory.create(run, load_config(attached)).unlock()
         told, _ = trainer.communicate(timeout=DEADLINE)
     assert trainer.returncode == 1
     assert told.splitlines()[-1].startswith(f"error: the run directory {run} was removed, moved or replaced while")
@@ -156,18 +156,18 @@ def alive(pid: int) -> bool:
 
 
 def test_groups_with_members_missing_are_completed_under_a_lower_bound(
-    config: Path, tmp_path: Path, moonmill: Cli
+    attached: Path, tmp_path: Path, moonmill: Cli
 ) -> None:
     """More has finished than the new bound admits, and none of it is of use without what has not."""
     sets = ["--set", "algorithm={preset: grpo, advantage: {type: group_zscore, group_size: 4}}"]
     run = tmp_path / "run"
-    assert moonmill("train", config, *sets, "--set", "train.steps=2").returncode == 0
+    assert moonmill("train", attached, *sets, "--set", "train.steps=2").returncode == 0
     shutil.rmtree(run / "checkpoints")
     (run / "steps.jsonl").unlink()
     lines = (run / "rollouts.jsonl").read_text().splitlines(keepends=True)
     kept = [line for line in lines if msgspec.json.decode(line).get("index", 0) % 4 != 3]
     (run / "rollouts.jsonl").write_text("".join(kept))
     assert len(kept) > 8  # Bound 0 admits one batch.
-    resumed = moonmill("train", config, *sets, "--set", "async.max_staleness=0", "--resume", timeout=120)
+    resumed = moonmill("train", attached, *sets, "--set", "async.max_staleness=0", "--resume", timeout=120)
     assert resumed.returncode == 0, resumed.stderr
     assert_accounted_for(run)

@@ -115,8 +115,8 @@ def test_a_finished_run_says_how_to_go_on(finished: Finished, moonmill: Cli, tmp
     assert moonmill("train", finished.config, *run, "--set", "train.steps=11", "--resume").returncode == 0
 
 
-def test_on_policy_training_is_exactly_on_policy(moonmill: Cli, config: Path, tmp_path: Path) -> None:
-    assert moonmill("train", config, "--set", "async.max_staleness=0", "--set", "train.steps=4").returncode == 0
+def test_on_policy_training_is_exactly_on_policy(moonmill: Cli, attached: Path, tmp_path: Path) -> None:
+    assert moonmill("train", attached, "--set", "async.max_staleness=0", "--set", "train.steps=4").returncode == 0
     records = steps(tmp_path / "run")
     assert {s for record in records for s in record.staleness} == {0}
     trained = [r for r in records if "masked_share" in r.metrics]
@@ -124,9 +124,9 @@ def test_on_policy_training_is_exactly_on_policy(moonmill: Cli, config: Path, tm
     assert all(r.metrics["logprob_diff_max"] < 1e-3 for r in trained)
 
 
-def test_grpo_goes_through_the_same_path(moonmill: Cli, config: Path, tmp_path: Path) -> None:
+def test_grpo_goes_through_the_same_path(moonmill: Cli, attached: Path, tmp_path: Path) -> None:
     group = "algorithm={preset: grpo, advantage: {type: group_zscore, group_size: 4}}"
-    result = moonmill("train", config, "--set", group, "--set", "train.steps=4")
+    result = moonmill("train", attached, "--set", group, "--set", "train.steps=4")
     assert result.returncode == 0, result.stderr
     assert_accounted_for(tmp_path / "run")
     groups: dict[str | None, set[str]] = {}
@@ -156,12 +156,12 @@ def test_an_adapter_goes_through_the_same_path_and_on_from_where_it_stopped(
 
 
 def test_groups_of_which_none_is_ever_complete_end_the_run_with_the_reasons(
-    moonmill: Cli, config: Path, tmp_path: Path
+    moonmill: Cli, attached: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "rarely.py").write_text(RARELY)
     group = "algorithm={preset: grpo, advantage: {type: group_zscore, group_size: 4, min_valid: 4}}"
     sets = ["--set", group, "--set", f"env={{id: '{tmp_path / 'rarely.py'}:Rarely'}}", "--set", "train.max_failures=24"]
-    result = moonmill("train", config, *sets, timeout=120)
+    result = moonmill("train", attached, *sets, timeout=120)
     assert result.returncode == 1
     assert re.search(
         r"the last 24 rollouts were of no use .*\d+ failed: env_error, \d+ group_incomplete", result.stderr
@@ -194,19 +194,19 @@ class Rarely(MultiTurnEnv):
 
 @pytest.mark.parametrize("algorithm", ["{preset: sao}", "{preset: grpo, advantage: {type: group_zscore}}"])
 def test_rewards_that_are_all_the_same_are_told_once_and_publishing_is_not_blamed(
-    moonmill: Cli, config: Path, tmp_path: Path, algorithm: str
+    moonmill: Cli, attached: Path, tmp_path: Path, algorithm: str
 ) -> None:
     (tmp_path / "nothing.py").write_text(RARELY.replace("next(count) % 4", "False").replace("1.0", "0.0"))
     sets = ["--set", f"algorithm={algorithm}", "--set", f"env={{id: '{tmp_path / 'nothing.py'}:Rarely'}}"]
-    result = moonmill("train", config, *sets)
+    result = moonmill("train", attached, *sets)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("every reward of the last 64 rollouts is 0") == 1
     assert "may not have arrived" not in result.stderr
 
 
-def test_ctrl_c_stops_once_with_a_checkpoint_and_the_run_resumes(moonmill: Cli, config: Path, tmp_path: Path) -> None:
+def test_ctrl_c_stops_once_with_a_checkpoint_and_the_run_resumes(moonmill: Cli, attached: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "moonmill", "train", str(config), "--set", "train.steps=30"]
+    command = [sys.executable, "-m", "moonmill", "train", str(attached), "--set", "train.steps=30"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as trainer:
         deadline = time.monotonic() + 120
         while len(steps(run)) < 5:
@@ -222,7 +222,7 @@ def test_ctrl_c_stops_once_with_a_checkpoint_and_the_run_resumes(moonmill: Cli, 
     assert (run / "checkpoints" / f"step-{reached:06d}").is_dir()
     summary = as_json(moonmill("inspect", run, "--json"))
     assert isinstance(summary, dict)
-    resumed = moonmill("train", config, "--set", "train.steps=30", "--resume")
+    resumed = moonmill("train", attached, "--set", "train.steps=30", "--resume")
     assert resumed.returncode == 0
     version, pending = summary["version"], summary["pending"]
     assert f"resuming after step {reached}, version {version}, with {pending} finished rollouts" in resumed.stderr
@@ -303,9 +303,9 @@ class PressedAtTheEnd(Quiet):
 
 
 @pytest.mark.parametrize("samples", [0, 8])
-def test_ctrl_c_after_the_last_step_leaves_its_checkpoint(config: Path, tmp_path: Path, samples: int) -> None:
+def test_ctrl_c_after_the_last_step_leaves_its_checkpoint(attached: Path, tmp_path: Path, samples: int) -> None:
     sets = ["train.steps=2", f"eval={{samples: {samples}, temperatures: [0.0]}}"]
-    settings = load_config(config, sets)
+    settings = load_config(attached, sets)
     summary = train(settings, resume=False, reporter=PressedAtTheEnd())
     assert summary.version == 2
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000004"]
@@ -317,7 +317,7 @@ def test_ctrl_c_after_the_last_step_leaves_its_checkpoint(config: Path, tmp_path
     assert_accounted_for(tmp_path / "run")
 
 
-def test_ctrl_c_changes_nothing_of_a_run_that_has_finished(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_changes_nothing_of_a_run_that_has_finished(attached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep = Ledger.event
 
     def event(self: Ledger, kind: str, **data: object) -> None:
@@ -326,7 +326,7 @@ def test_ctrl_c_changes_nothing_of_a_run_that_has_finished(config: Path, monkeyp
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Ledger, "event", event)
-    assert train(load_config(config, ["train.steps=1"]), resume=False, reporter=Quiet()).status == "finished"
+    assert train(load_config(attached, ["train.steps=1"]), resume=False, reporter=Quiet()).status == "finished"
 
 
 class FullDisk(Quiet):
@@ -347,10 +347,15 @@ def test_a_full_disk_does_not_hide_what_ended_the_run(config: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_evaluations_during_training_are_of_the_version_they_name(moonmill: Cli, config: Path, tmp_path: Path) -> None:
-    sets = ["--set", "train.eval_every=2", "--set", "eval={samples: 8, temperatures: [1.0]}", "--set", "train.steps=4"]
-    assert moonmill("train", config, *sets).returncode == 0
+def test_evaluations_during_training_take_turns_and_are_of_the_version_they_name(
+    moonmill: Cli, attached: Path, tmp_path: Path
+) -> None:
+    sets = ["--set", "train.eval_every=1", "--set", "eval={samples: 32, temperatures: [1.0]}", "--set", "train.steps=6"]
+    assert moonmill("train", attached, *sets).returncode == 0
     results = [e.data["result"] for e in events(tmp_path / "run", "eval")]
     during = [r for r in results if r["label"].startswith("step")]
     assert during
-    assert all(r["label"] == f"step {r['version']}" and r["version"] >= 2 for r in during)
+    assert all(r["label"] == f"step {r['version']}" for r in during)
+    versions = [r["version"] for r in during]
+    assert versions == sorted({*versions})
+    assert versions[0] >= 1
