@@ -24,6 +24,7 @@ _TERMINATE_SECONDS = 2.5
 _FOLLOW_SECONDS = 1.5
 """For processes to follow their parent, and for Python's resource tracker to remove the shared memory of the killed."""
 _POLL_SECONDS = 0.02
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 _LINE_END = re.compile(rb"[\r\n]+")
 _CHUNK = 1 << 16
 
@@ -49,29 +50,24 @@ class VllmServer:
 
     def __enter__(self) -> "VllmServer":
         self._started = time.monotonic()
-        # A session of its own, so that a signal to the group reaches all of vLLM and nothing else. It asks the kernel
-        # itself to be ended with this thread.
-        self._process = subprocess.Popen(
-            server_argv(self.options),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=server_environ(self.options, os.environ, os.getpid()),
-            start_new_session=True,
-        )
-        self._reader.start()
+        came: list[int] = []
+        # Signals wait meanwhile: an exception out of a handler would leave behind a server that nobody knows of.
+        handlers = [signal.signal(number, lambda got, _: came.append(got)) for number in _ENDING]
+        self._start()
+        try:
+            for number, handler in zip(_ENDING, handlers, strict=True):
+                signal.signal(number, handler)
+            for got in came:
+                signal.raise_signal(got)
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, signal.SIG_IGN)  # we are ending already
-        if self.running:
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_TERMINATE_SECONDS)
-        self.kill()
+        self._end()
 
     @property
     def running(self) -> bool:
@@ -100,6 +96,28 @@ class VllmServer:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._group_gone(_FOLLOW_SECONDS)
         self._reader.join(_FOLLOW_SECONDS)
+
+    def _start(self) -> None:
+        # A session of its own, so that a signal to the group reaches all of vLLM and nothing else. It asks the kernel
+        # itself to be ended with this thread.
+        self._process = subprocess.Popen(
+            server_argv(self.options),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=server_environ(self.options, os.environ, os.getpid()),
+            start_new_session=True,
+        )
+        self._reader.start()
+
+    def _end(self) -> None:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)  # we are ending already
+        if self.running:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_TERMINATE_SECONDS)
+        self.kill()
 
     def _group_gone(self, seconds: float) -> bool:
         until = time.monotonic() + seconds

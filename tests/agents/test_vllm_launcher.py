@@ -9,8 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from moonmill.agents.engine import vllm_server
+from moonmill.agents.engine.vllm_command import VllmOptions
 
 Fake = Callable[[str], str]
 
@@ -94,6 +99,32 @@ def test_a_server_that_hangs_ends_with_the_launcher(fake: Fake, model: Path, tmp
             for pid in map(int, pids.read_text().split()):
                 if runs(pid):
                     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_server_is_ended_where_the_signal_came_while_it_was_being_started(
+    fake: Fake, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def popen(*args: Any, **kwargs: Any) -> "subprocess.Popen[bytes]":
+        begun.append(subprocess.Popen(*args, **kwargs))
+        signal.raise_signal(signal.SIGTERM)
+        return begun[0]
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(0)
+
+    options = VllmOptions(python=fake("sleep 60;;"), model=str(model), served_name="m", host="127.0.0.1", port=1)
+    monkeypatch.setattr(vllm_server, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(SystemExit), (tmp_path / "log").open("wb") as log, vllm_server.VllmServer(options, log):
+            pass
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert begun[0].returncode == -signal.SIGTERM
 
 
 def test_what_it_is_given_is_looked_at_first(fake: Fake, model: Path, tmp_path: Path) -> None:
