@@ -82,7 +82,7 @@ class Endpoint:
             await stack.enter_async_context(self._control)
             if self._server:
                 await self._start(self._server, stack)
-                self._note("engine_started", pid=self._server.pid)
+                self._note("engine_started", pid=self._server.pid, url=self.base_url)
                 if not await self._could_open():
                     await self._restart(self._server)
             else:
@@ -239,7 +239,7 @@ class Endpoint:
                 self._trouble = {"error": str(e)}
             else:
                 if await self._could_open():
-                    self._note("engine_restarted", pid=server.pid)
+                    self._note("engine_restarted", pid=server.pid, url=self.base_url)
                     return
             self._note("restart_failed", **self._trouble)
 

@@ -17,7 +17,15 @@ from moonmill.config_io import load_config
 from moonmill.jsonl import read_jsonl
 from moonmill.trainer.engine_host import EngineHost
 from moonmill.types import Rollout
-from tests.integration.conftest import POLICY, assert_accounted_for, events, start, steps, wait_for_steps
+from tests.integration.conftest import (
+    POLICY,
+    assert_accounted_for,
+    events,
+    start,
+    steps,
+    wait_for_steps,
+    wait_until,
+)
 from tests.vllm.conftest import START_SECONDS, processes_below
 
 STEPS, SWAPS, SLOTS = 10, 30, 2
@@ -55,6 +63,29 @@ def test_a_run_goes_on_when_vllm_is_killed(config: Path, tmp_path: Path) -> None
     assert events(run, "engine_restarted")
     assert_accounted_for(run)
     assert_learned_from_what_was_sampled(run)
+
+
+def test_a_run_on_two_goes_on_with_one_when_the_other_is_killed(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start(config, tmp_path, "--set", "engine.replicas=2") as trainer:
+        wait_for_steps(run, 4, trainer, DEADLINE)
+        engines = events(run, "engine_started")
+        served = [requests_of(e.data["url"]) for e in engines]
+        assert min(served) > 0.3 * sum(served)
+        os.kill(min(processes_below(engines[1].data["pid"])), signal.SIGKILL)
+        wait_until(lambda: bool(events(run, "engine_died")), "the death to be seen", trainer, DEADLINE)
+        wait_for_steps(run, len(steps(run)) + 2, trainer, DEADLINE)
+        assert not events(run, "engine_restarted"), "nobody waited for it"
+        assert trainer.wait(DEADLINE) == 0, trainer.communicate()
+    assert not events(run, "publish_failed")
+    assert_accounted_for(run)
+    assert_learned_from_what_was_sampled(run)
+
+
+def requests_of(url: str) -> int:
+    """How many completions a vLLM has finished."""
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("vllm:request_success_total{"))
 
 
 def test_the_same_config_runs_on_the_embedded_engine(config: Path, tmp_path: Path) -> None:
