@@ -5,7 +5,7 @@ when each thing was done to it.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -60,10 +60,10 @@ def why_it_ended(lines: Iterable[str], returncode: int | None, options: VllmOpti
         served: whether it had answered a request: then nothing that it was given can be what is wrong.
     """
     said = [*_errors(lines)]
-    for pattern, words, final in _CAUSES:
+    for pattern, text, final in _CAUSES:
         for line in said:
             if found := pattern.search(line):
-                return End(words(found, options), final and not served)
+                return End(_told(text, found, options), final and not served)
     if cause := _cause(said):
         return End(f"vLLM ended: {cause[:_LONGEST]}", final=False)
     if any("died unexpectedly" in line for line in said) or returncode == -9:
@@ -89,130 +89,99 @@ def _cause(said: list[str]) -> str | None:
     return None
 
 
-Words = Callable[["re.Match[str]", VllmOptions], str]
-
-
-def _memory_key(options: VllmOptions) -> str:
-    return "engine.vllm.kv_cache_gib" if device_type(options.device) == "cpu" else "engine.vllm.gpu_memory"
-
-
-def _heads(found: "re.Match[str]", options: VllmOptions) -> str:
-    return (
-        f"vLLM cannot compute {options.model} on a CPU: its attention heads have {found[1]} dimensions (head_dim), "
-        "which vLLM's CPU attention does not have. Take the embedded engine (engine.type), a GPU, or another model"
+def _told(text: str, found: "re.Match[str]", options: VllmOptions) -> str:
+    """The words of a cause, with what the line and the options say of it filled in."""
+    cpu = device_type(options.device) == "cpu"
+    return text.format(
+        *(group[:_LONGEST] for group in found.groups("")),
+        line=found[0][:_LONGEST],
+        model=options.model,
+        python=options.python,
+        port=options.port,
+        gpu_memory=options.gpu_memory,
+        memory="memory" if cpu else "GPU memory",
+        memory_key="engine.vllm.kv_cache_gib" if cpu else "engine.vllm.gpu_memory",
     )
 
 
-def _too_long(found: "re.Match[str]", options: VllmOptions) -> str:
-    return (
-        f"model.max_length: {found[1]} is more than the {float(found[2]):.0f} positions that the model {options.model} "
-        "has: lower it"
-    )
-
-
-def _no_room_for_one(found: "re.Match[str]", options: VllmOptions) -> str:
-    return (
-        f"a request of {found[1]} tokens (model.max_length) needs {found[2]} GiB for keys and values, and vLLM has "
-        f"{found[3]}: raise {_memory_key(options)}, or lower model.max_length"
-    )
-
-
-def _no_room(found: "re.Match[str]", options: VllmOptions) -> str:
-    return (
-        f"vLLM has no memory for the keys and values of requests: raise {_memory_key(options)}, or take a smaller model"
-    )
-
-
-def _too_much(found: "re.Match[str]", options: VllmOptions) -> str:
-    return (
-        f"engine.vllm.kv_cache_gib: {found[2]} GiB are wanted for keys and values, and this machine has {found[1]} "
-        "free: lower it"
-    )
-
-
-def _gpu_in_use(found: "re.Match[str]", options: VllmOptions) -> str:
-    return (
-        f"engine.vllm.gpu_memory: {options.gpu_memory:g} of the GPU's memory is wanted, and it has {found[1]} of "
-        f"{found[2]} GiB free: lower it, or end what else uses the GPU"
-    )
-
-
-def _out_of_memory(found: "re.Match[str]", options: VllmOptions) -> str:
-    where = "memory" if device_type(options.device) == "cpu" else "GPU memory"
-    return (
-        f"{options.model} and its requests do not fit into the {where} there is: take a smaller model, or lower "
-        f"engine.max_batch and model.max_length ({found[0][:_LONGEST]})"
-    )
-
-
-def _told(text: str) -> Words:
-    """Words with `{model}`, `{python}` and the groups of the pattern in it."""
-
-    def words(found: "re.Match[str]", options: VllmOptions) -> str:
-        groups = [group[:_LONGEST] for group in found.groups("")]
-        return text.format(*groups, model=options.model, python=options.python, port=options.port)
-
-    return words
-
-
-_CAUSES: tuple[tuple["re.Pattern[str]", Words, bool], ...] = (
-    (re.compile(rf"^{REFUSES}(.+)"), _told("{0}"), True),
-    (re.compile(r"\.py: error: (.+)"), _told("vLLM does not take its options: {0} (engine.vllm.args)"), True),
-    (re.compile(r"Unsupported CPU attention configuration: head_dim=(\d+)"), _heads, True),
+_CAUSES = (
+    (re.compile(rf"^{REFUSES}(.+)"), "{0}", True),
+    (re.compile(r"\.py: error: (.+)"), "vLLM does not take its options: {0} (engine.vllm.args)", True),
     (
-        re.compile(r"max_model_len \((\d+)\) is greater than the derived .*max_position_embeddings=([\d.]+)"),
-        _too_long,
+        re.compile(r"Unsupported CPU attention configuration: head_dim=(\d+)"),
+        "vLLM cannot compute {model} on a CPU: its attention heads have {0} dimensions (head_dim), which vLLM's CPU "
+        "attention does not have. Take the embedded engine (engine.type), a GPU, or another model",
+        True,
+    ),
+    (
+        re.compile(r"max_model_len \((\d+)\) is greater than the derived .*max_position_embeddings=(\d+)"),
+        "model.max_length: {0} is more than the {1} positions that the model {model} has: lower it",
         True,
     ),
     (
         re.compile(r"max seq len \((\d+)\), \(([\d.]+) GiB KV cache is needed, .* memory \(([\d.]+) GiB\)"),
-        _no_room_for_one,
+        "a request of {0} tokens (model.max_length) needs {1} GiB for keys and values, and vLLM has {2}: raise "
+        "{memory_key}, or lower model.max_length",
         True,
     ),
-    (re.compile(r"No available memory for the cache blocks"), _no_room, True),
-    (re.compile(r"\(([\d.]+)/[\d.]+ GiB\) on kv cache allocation is less than .* \(([\d.]+)"), _too_much, True),
+    (
+        re.compile(r"No available memory for the cache blocks"),
+        "vLLM has no memory for the keys and values of requests: raise {memory_key}, or take a smaller model",
+        True,
+    ),
+    (
+        re.compile(r"\(([\d.]+)/[\d.]+ GiB\) on kv cache allocation is less than .* \(([\d.]+)"),
+        "engine.vllm.kv_cache_gib: {1} GiB are wanted for keys and values, and this machine has {0} free: lower it",
+        True,
+    ),
     # The memory of an engine that has just died may not be free yet.
-    (re.compile(r"Free memory on device \S* ?\(([\d.]+)/([\d.]+) GiB\) on startup"), _gpu_in_use, False),
+    (
+        re.compile(r"Free memory on device \S* ?\(([\d.]+)/([\d.]+) GiB\) on startup"),
+        "engine.vllm.gpu_memory: {gpu_memory:g} of the GPU's memory is wanted, and it has {0} of {1} GiB free: lower "
+        "it, or end what else uses the GPU",
+        False,
+    ),
     (
         re.compile(r"OutOfMemoryError.*|CUDA out of memory.*|MemoryError.*|can't allocate memory.*"),
-        _out_of_memory,
+        "{model} and its requests do not fit into the {memory} there is: take a smaller model, or lower "
+        "engine.max_batch and model.max_length ({line})",
         True,
     ),
     (
         re.compile(r"Model architectures \[(.*?)\] are not supported"),
-        _told("vLLM has no such model as {model}: its architecture is {0}; the embedded engine may know it"),
+        "vLLM has no such model as {model}: its architecture is {0}; the embedded engine may know it",
         True,
     ),
     (
         re.compile(r"has model type `(\S+)` but Transformers does not recognize"),
-        _told("vLLM has no such model as {model}: the model type {0} is unknown to the transformers of {python}"),
+        "vLLM has no such model as {model}: the model type {0} is unknown to the transformers of {python}",
         True,
     ),
-    (re.compile(r"Cannot find any model weights"), _told("the model folder {model} has no weights"), True),
+    (re.compile(r"Cannot find any model weights"), "the model folder {model} has no weights", True),
     (
         re.compile(r"Unterminated string starting at|[Ee]rror while deserializing header|SafetensorError"),
-        _told("the weights in {model} are damaged: a file of them cannot be read"),
+        "the weights in {model} are damaged: a file of them cannot be read",
         True,
     ),
     (
         re.compile(r"Couldn't instantiate the backend tokenizer|Can't load tokenizer"),
-        _told("the model folder {model} has no tokenizer that vLLM can load"),
+        "the model folder {model} has no tokenizer that vLLM can load",
         True,
     ),
-    (re.compile(r"does not support LoRA"), _told("vLLM cannot put adapters on {model} (model.lora)"), True),
-    (re.compile(r"Loading lora \S+ failed: (.+?)(?:', please|$)"), _told("the adapter cannot be loaded: {0}"), True),
-    (re.compile(r"[Aa]ddress already in use"), _told("port {port} is in use: choose another (0 takes any)"), True),
+    (re.compile(r"does not support LoRA"), "vLLM cannot put adapters on {model} (model.lora)", True),
+    (re.compile(r"Loading lora \S+ failed: (.+?)(?:', please|$)"), "the adapter cannot be loaded: {0}", True),
+    (re.compile(r"[Aa]ddress already in use"), "port {port} is in use: choose another (0 takes any)", True),
     (
         re.compile(r"Found no NVIDIA driver|No CUDA GPUs are available|Failed to infer device type"),
-        _told("vLLM finds no GPU that it can use: set model.device to cpu, or install the driver"),
+        "vLLM finds no GPU that it can use: set model.device to cpu, or install the driver",
         True,
     ),
-    (re.compile(r"No space left on device"), _told("a disk is full, or the shared memory in /dev/shm"), False),
+    (re.compile(r"No space left on device"), "a disk is full, or the shared memory in /dev/shm", False),
     (
         re.compile(r"^(?:ImportError|ModuleNotFoundError|OSError: .*cannot open shared object file): ?(.*)"),
-        _told("the vLLM of {python} cannot be imported: {0}; `moonmill engine install … --force` makes it anew"),
+        "the vLLM of {python} cannot be imported: {0}; `moonmill engine install … --force` makes it anew",
         True,
     ),
-    (_VALIDATION, _told("vLLM refuses the model or an option of its: {0}"), True),
+    (_VALIDATION, "vLLM refuses the model or an option of its: {0}", True),
 )
 """What a line says, what that means, and whether it would be the same another time. The first that is found is told."""
