@@ -5,6 +5,7 @@ says nothing for a while is used no more, and started anew if that lasts, where 
 bound.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
@@ -21,8 +22,11 @@ _HEALTH_SECONDS = 3.0
 """Between two looks at `/health`, and as long as one may take."""
 _PASSED_OVER_SECONDS = 15.0
 """Without an answer for so long, it gets no more requests: far more than a busy engine needs."""
+_SAY_SECONDS = 20.0
+"""Between two lines that say that an attached engine does not answer yet."""
 _STUCK_SECONDS = 60.0
 """Without an answer for so long, a process is ended and started anew."""
+
 Note = Callable[..., None]
 """Takes the kind of an event and its data."""
 
@@ -141,11 +145,14 @@ class Endpoint:
 
     async def _await_answer(self) -> None:
         """Wait for an engine that is not ours, for as long as one of ours might take."""
-        timeout = self._config.engine.start_timeout
-        end = anyio.current_time() + timeout
+        timeout, begin, told = self._config.engine.start_timeout, anyio.current_time(), -math.inf
         while ailment := await self._control.ailment(_HEALTH_SECONDS):
-            if anyio.current_time() > end:
+            waited = anyio.current_time() - begin
+            if waited > timeout:
                 raise WorkerDiedError(f"engine.urls: no engine was at {self._url} for {timeout:g} s: {ailment}")
+            if waited - told > _SAY_SECONDS:
+                told = waited
+                self._note("engine_starting", text=f"waiting for an engine, {waited:.0f} s of {timeout:g}: {ailment}")
             await anyio.sleep(min(1.0, _HEALTH_SECONDS))
 
     async def _open(self) -> None:

@@ -327,12 +327,14 @@ async def test_attached_engines_that_are_not_there_or_go_for_good_end_the_run(co
         with pytest.raises(ExceptionGroup) as raised:
             await lose_it()
         assert "could be used for 4 s" in str(first_of(raised.value))
+        told = Told()
         with pytest.raises(ExceptionGroup) as raised:
-            async with host_of(brief, tmp_path):
+            async with EngineHost(brief, tmp_path, told, PROBE, None).running():
                 pass
         error = first_of(raised.value)
         assert isinstance(error, WorkerDiedError)
         assert "no engine was at http://127.0.0.1" in str(error)
+        assert told.of("engine_starting")[0]["text"].startswith("waiting for an engine, 0 s of 2: http://127.0.0.1")
 
 
 def test_the_learners_answer_is_that_of_transformers(model_path: Path) -> None:
