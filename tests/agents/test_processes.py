@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -231,3 +232,23 @@ async def test_small_packets_are_sent_at_once() -> None:
             while not set_to:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
     assert set_to[0] != 0
+
+
+def test_the_collector_rests_while_a_server_starts_and_passes_over_what_was_loaded() -> None:
+    code = """
+import gc
+from moonmill.agents.serving import starting
+
+before = gc.get_freeze_count()
+with starting():
+    assert not gc.isenabled()
+    loaded = [[] for _ in range(1000)]
+assert gc.isenabled()
+assert gc.get_freeze_count() >= before + 1000
+try:
+    with starting():
+        raise SystemExit(0)
+finally:
+    assert gc.isenabled()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
