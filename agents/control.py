@@ -24,6 +24,8 @@ class ModelCard(Struct):
     id: str
     max_model_len: int | None = None
     """Longest context in tokens."""
+    root: str | None = None
+    """The folder its weights were loaded from."""
 
 
 class _Models(Struct):

@@ -8,6 +8,7 @@ bound.
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import anyio
 from anyio.abc import TaskStatus
@@ -16,7 +17,7 @@ from moonmill.agents.control import EngineControl
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import ConfigError, EngineError, WorkerDiedError
-from moonmill.trainer.handover import Taken, Weights, forget_all, take_over
+from moonmill.trainer.handover import Taken, Weights, forget_all, refuse_other_runs, take_over
 
 _HEALTH_SECONDS = 3.0
 """Between two looks at `/health`, and as long as one may take."""
@@ -117,6 +118,7 @@ class Endpoint:
         self._work.add(scope)
         try:
             with scope:
+                await self._refuse_other_runs()
                 taken = await take_over(self._control, version, weights, self._prompt, self._config.model)
                 self.loaded.add(version)
                 return taken
@@ -159,6 +161,7 @@ class Endpoint:
         """Give it the versions in use, and take it into use."""
         self._control.base_url = self.base_url
         with anyio.fail_after(self._config.engine.start_timeout + self._config.engine.request_timeout):
+            await self._refuse_other_runs()
             await forget_all(self._control, self._config.model)
             self.loaded.clear()
             while missing := sorted(self._versions.keys() - self.loaded):
@@ -168,6 +171,10 @@ class Endpoint:
             self._distrusted = anyio.Event()
         self.up = True
         self._changed(self)
+
+    async def _refuse_other_runs(self) -> None:
+        if not self._server:  # nobody else knows of one that we have started
+            await refuse_other_runs(self._control, Path(self._config.run_dir))
 
     async def _catch_up(self, version: int) -> None:
         try:

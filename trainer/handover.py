@@ -2,20 +2,24 @@
 
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import anyio.to_thread
 from msgspec import Struct
 
-from moonmill.agents.control import EngineControl
+from moonmill.agents.control import EngineControl, ModelCard
 from moonmill.agents.pending import version_name, version_named
 from moonmill.config import ModelConfig
 from moonmill.errors import ConfigError, EngineError
+from moonmill.rundir import RunDirectory
 
 _TOLERANCE = {"float32": 1e-2, "bfloat16": 0.25}
 """How far the log-probabilities of engine and learner may be apart, by `model.dtype`. Between two programs that compute
 in float32 it is about 1e-5."""
+_DEPTH = 3
+"""A run's weights are in `RUN/weights/v000001`, or in `RUN/checkpoints/step-000001/policy`."""
 
 
 class Weights(Struct, frozen=True):
@@ -73,8 +77,34 @@ async def take_over(
     return Taken(value, difference, loaded - begin, probed - loaded)
 
 
+async def refuse_other_runs(engine: EngineControl, run_dir: Path) -> None:
+    """Raise `EngineError` where a run that goes on, in another folder than `run_dir`, has versions on the engine.
+
+    Versions of two runs have the same names, so each would sample from the other's weights.
+    """
+    cards = [card for card in await engine.models() if version_named(card.id)]
+    if other := await anyio.to_thread.run_sync(_other_run, cards, run_dir):
+        raise EngineError(
+            f"the run in {other} is using {engine.base_url} now: give each run engines of its own (engine.urls), or "
+            "wait until that one has ended"
+        )
+
+
+def _other_run(cards: Iterable[ModelCard], run_dir: Path) -> Path | None:
+    """The folder of a run in use that versions were loaded from."""
+    own = run_dir.resolve()
+    for card in cards:
+        parents = Path(card.root or "").resolve().parents
+        if own in parents:
+            continue
+        for folder in parents[:_DEPTH]:
+            if RunDirectory(folder).in_use():
+                return folder
+    return None
+
+
 async def forget_all(engine: EngineControl, model: ModelConfig) -> None:
-    """Unload the versions that an engine has from another time, or from another run.
+    """Unload the versions that an engine has from another time.
 
     Raises:
         ConfigError: it does not serve the model of this run.

@@ -17,9 +17,11 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
+from moonmill.agents.control import EngineControl
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config, EngineConfig, EnvConfig, ModelConfig
 from moonmill.errors import ConfigError, EngineError, WorkerDiedError
+from moonmill.rundir import RunDirectory
 from moonmill.trainer import endpoints
 from moonmill.trainer.engine_host import EngineHost, engine_argv
 from moonmill.trainer.models import load_policy
@@ -296,6 +298,28 @@ async def test_attached_engines_are_used_and_get_the_versions_again_when_they_co
             assert await ask_all(host) == {0}
             await host.publish(2, weights[3][0], changed=True, probe=weights[3][1])
             assert not told.of("publish_failed")
+
+
+async def test_an_engine_that_another_run_uses_is_left_to_it(
+    config: Config, weights: list[tuple[Path, float]], tmp_path: Path
+) -> None:
+    other = RunDirectory.create(tmp_path / "other", config)
+    theirs = shutil.copytree(weights[3][0], other.weights / "v000001")
+    async with running(config, tmp_path, 1) as processes, EngineControl(processes[0].base_url) as control:
+        await control.load_version(1, theirs)
+        with pytest.raises(ExceptionGroup) as raised:
+            async with host_of(attached(config, processes), tmp_path):
+                pass
+        assert f"the run in {other.path} is using {processes[0].base_url} now" in str(first_of(raised.value))
+        assert await control.probe(PROBE, 1) == pytest.approx(weights[3][1], abs=1e-4)
+        other.unlock()
+        # What a run that has ended left there is nobody's.
+        async with host_of(attached(config, processes), tmp_path) as (host, _):
+            other.lock()
+            await control.load_version(1, theirs)
+            with pytest.raises(EngineError, match=f"the run in {other.path} is using"):
+                await host.publish(1, weights[1][0], changed=True, probe=weights[1][1])
+    other.unlock()
 
 
 async def test_attached_engines_that_cannot_serve_the_run_are_told(config: Config, tmp_path: Path) -> None:
