@@ -14,6 +14,7 @@ import anyio
 import msgspec
 
 from moonmill.agents.agent import Agent, Session
+from moonmill.agents.recordable import recordable
 from moonmill.blame import place_of, text_of
 from moonmill.envs import EnvHost, MultiTurnEnv
 from moonmill.errors import ContextFullError, EngineError, MoonmillError, PromptTooLongError, RewardError
@@ -111,16 +112,17 @@ class _Episode:
         self.messages += observation
         with self._asking():
             turn = await session.act(observation)
+            message = recordable(turn.message)
         self.segments += turn.segments
-        self.messages.append(turn.message)
+        self.messages.append(message)
         self.turn_rewards.append(0.0)
-        result = await self._timed_env(host.step, turn.message, turn.finish_reason)
+        result = await self._timed_env(host.step, message, turn.finish_reason)
         self.turn_rewards[-1] = result.reward
         self.observation = result.messages
         if turn.finish_reason == "length":
             self._truncate(StopReason.LENGTH)
         elif result.terminated:
-            self.stop_reason = StopReason.STOPPED if turn.message.tool_calls else StopReason.ANSWERED
+            self.stop_reason = StopReason.STOPPED if message.tool_calls else StopReason.ANSWERED
         elif len(self.turn_rewards) >= host.limits.max_turns:
             self._truncate(StopReason.MAX_TURNS)
         elif result.truncated:
