@@ -94,6 +94,9 @@ def server_argv(options: VllmOptions) -> list[str]:
         argv += ["--lora-modules", json.dumps({"name": options.served_name, "path": options.adapter})]
     if device == "cpu":
         argv += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(options.kv_cache_gib * _GIB))]
+        # Where a prompt is taken in parts, vLLM sets the generator of a seeded request back after each, and dies of it:
+        # torch's generators for a CPU know no way back.
+        argv.append("--no-enable-chunked-prefill")
     else:
         argv += ["--gpu-memory-utilization", f"{options.gpu_memory:g}"]
     return argv + _further(options.args)

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 from anyio.from_thread import start_blocking_portal
@@ -28,7 +29,7 @@ def engine(
     python: str, model_dir: Path, tmp_path_factory: pytest.TempPathFactory, progress: list[str]
 ) -> Iterator[ServerProcess]:
     log = tmp_path_factory.mktemp("vllm") / "engine.log"
-    argv = launcher_argv(python, model_dir, "--max-loras", "2", "--max-lora-rank", str(RANK))
+    argv = launcher_argv(python, model_dir, "--max-loras", "2", "--max-lora-rank", str(RANK), "--max-batch", "32")
     process = ServerProcess("engine", argv, log_path=log, start_timeout=START_SECONDS, on_progress=progress.append)
     with start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(process):
@@ -64,6 +65,20 @@ def test_it_answers_with_tokens_and_logprobs(engine: ServerProcess) -> None:
     logprobs = choice["logprobs"]["token_logprobs"]  # type: ignore[index]
     assert len(choice["token_ids"]) == len(logprobs) == 4  # type: ignore[arg-type]
     assert all(math.isfinite(value) and value <= 0 for value in logprobs)
+
+
+async def test_more_prompts_than_a_step_takes_are_answered(engine: ServerProcess) -> None:
+    answered: list[int] = []
+
+    async def ask(http: httpx.AsyncClient, seed: int) -> None:
+        prompt = [12 + (seed * at) % 90 for at in range(1, MAX_LENGTH - 8)]
+        body = {"model": "policy-v0", "prompt": prompt, "max_tokens": 4, "seed": seed}
+        answered.append((await http.post("/v1/completions", json=body)).status_code)
+
+    async with httpx.AsyncClient(base_url=engine.base_url, timeout=120) as http, anyio.create_task_group() as group:
+        for seed in range(40):  # 7,000 tokens, and a step computes 2,048
+            group.start_soon(ask, http, seed)
+    assert answered == [200] * 40
 
 
 def test_adapters_are_loaded_sampled_from_and_unloaded(engine: ServerProcess, adapters: list[Path]) -> None:
