@@ -10,7 +10,7 @@ What always holds:
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import anyio
@@ -48,6 +48,7 @@ class InferenceClient:
         recover_timeout: seconds a completion waits for an engine that is out of reach, or has not got its version yet.
         max_attempts: how often a request that makes no progress is tried at engines that are there; once at each of
             them counts as one.
+        on_unknown_version: told the place of an engine and a version that it has answered not to have.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class InferenceClient:
         request_timeout: float = 120.0,
         recover_timeout: float = 120.0,
         max_attempts: int = 5,
+        on_unknown_version: Callable[[int, int], None] = lambda engine, version: None,
     ) -> None:
         self.version = version
+        self._on_unknown_version = on_unknown_version
         self._router = Router([base_urls] if isinstance(base_urls, str) else base_urls)
         self._interrupts = on_new_version == "interrupt"
         self._recover_timeout = recover_timeout
@@ -154,12 +157,15 @@ class InferenceClient:
             EngineError: trying again cannot help.
         """
         error: Exception = RefusalError(503, "the answer ended before its last token")
+        version = run.version
         route.runs.add(run)
         try:
             with anyio.CancelScope() as run.scope:
                 await wire.sample(self._lanes, route.url, run, route.answered)
         except RefusalError as e:
             self._raise_if_final(run, route, e)
+            if wire.is_unknown_version(e):
+                self._on_unknown_version(self._router.routes.index(route), version)
             error = e
         except httpx.HTTPError as e:
             error = e

@@ -32,6 +32,10 @@ class _Models(Struct):
     data: list[ModelCard]
 
 
+class GoneError(EngineError):
+    """Nobody is there, or is no more."""
+
+
 class EngineControl:
     """The control of one engine. To be used as an async context.
 
@@ -93,7 +97,7 @@ class EngineControl:
         try:
             await wire.sample(self._lanes, self.base_url, run)
         except (RefusalError, httpx.HTTPError) as e:
-            raise EngineError(f"{self.base_url} did not answer for version {version}: {wire.say(e)}") from e
+            raise _error_of(e, f"{self.base_url} did not answer for version {version}: {wire.say(e)}") from e
         if not run.logprobs:
             raise EngineError(f"{self.base_url} answered for version {version} without a single token")
         return run.logprobs[0]
@@ -126,4 +130,8 @@ class EngineControl:
         try:
             return await wire.ask(self._lanes, method, self.base_url + path, body)
         except httpx.HTTPError as e:
-            raise EngineError(f"{self.base_url}{path}: {wire.say(e)}") from e
+            raise _error_of(e, f"{self.base_url}{path}: {wire.say(e)}") from e
+
+
+def _error_of(error: Exception, text: str) -> EngineError:
+    return GoneError(text) if wire.is_out_of_reach(error) else EngineError(text)

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskStatus
 
-from moonmill.agents.control import EngineControl
+from moonmill.agents.control import EngineControl, GoneError
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import ConfigError, EngineError, WorkerDiedError
@@ -60,7 +60,7 @@ class Endpoint:
         self._config = config
         self._prompt = prompt
         self._versions = versions
-        self._note = note
+        self.note = note
         self._changed = changed
         self._died = died
         self._control = EngineControl(self._url, request_timeout=config.engine.request_timeout)
@@ -87,12 +87,12 @@ class Endpoint:
             await stack.enter_async_context(self._control)
             if self._server:
                 await self._start(self._server, stack)
-                self._note("engine_started", pid=self._server.pid, url=self.base_url)
+                self.note("engine_started", pid=self._server.pid, url=self.base_url)
                 if not await self._could_open():
                     await self._restart(self._server)
             else:
                 await self._await_answer()
-                self._note("engine_started", url=self._url)
+                self.note("engine_started", url=self._url)
                 await self._open()
             task_status.started()
             while True:
@@ -107,11 +107,17 @@ class Endpoint:
             self._distrusted.set()
             self._close()
 
+    def has_not(self, version: int) -> None:
+        """It has answered that it has not got a version: where it should have, it is brought up anew."""
+        if self.up and version in self.loaded:
+            self.distrust(f"{self.base_url} has lost version {version}: it was restarted, or somebody else unloaded it")
+
     async def take(self, version: int, weights: Weights) -> Taken:
         """Load a version and see that it answers as the learner does.
 
         Raises:
-            EngineError: it would not, or answers otherwise, or has gone.
+            GoneError: it is not there, or was not until the end.
+            EngineError: it would not, or answers otherwise.
         """
         timeout = self._config.engine.request_timeout
         scope = anyio.CancelScope(deadline=anyio.current_time() + timeout)
@@ -122,20 +128,25 @@ class Endpoint:
                 taken = await take_over(self._control, version, weights, self._prompt, self._config.model)
                 self.loaded.add(version)
                 return taken
+        except GoneError as e:
+            if not self._server:  # of our own we hear when it has ended
+                self.distrust(str(e))
+            raise
         finally:
             self._work.discard(scope)
-        late = anyio.current_time() >= scope.deadline
-        raise EngineError(f"{self.base_url} {f'took over {timeout:g} s for' if late else 'has gone with'} v{version}")
+        if anyio.current_time() >= scope.deadline:
+            raise EngineError(f"{self.base_url} took over {timeout:g} s for v{version}")
+        raise GoneError(f"{self.base_url} has gone with v{version}")
 
     async def forget(self, used: frozenset[int]) -> None:
         """Unload the versions that are not in `used`. What cannot be unloaded now is tried again the next time."""
         for version in sorted(self.loaded - used):
+            self.loaded.discard(version)
             try:
                 await self._control.unload_version(version)
             except EngineError as e:
-                self._note("unload_failed", version=version, error=str(e))
-            else:
-                self.loaded.discard(version)
+                self.loaded.add(version)
+                self.note("unload_failed", version=version, error=str(e))
 
     async def _start(self, server: ServerProcess, stack: AsyncExitStack) -> None:
         while not server.alive:
@@ -154,19 +165,25 @@ class Endpoint:
                 raise WorkerDiedError(f"engine.urls: no engine was at {self._url} for {timeout:g} s: {ailment}")
             if waited - told > _SAY_SECONDS:
                 told = waited
-                self._note("engine_starting", text=f"waiting for an engine, {waited:.0f} s of {timeout:g}: {ailment}")
+                self.note("engine_starting", text=f"waiting for an engine, {waited:.0f} s of {timeout:g}: {ailment}")
             await anyio.sleep(min(1.0, _HEALTH_SECONDS))
 
     async def _open(self) -> None:
         """Give it the versions in use, and take it into use."""
         self._control.base_url = self.base_url
-        with anyio.fail_after(self._config.engine.start_timeout + self._config.engine.request_timeout):
+        seconds = self._config.engine.start_timeout + self._config.engine.request_timeout
+        with anyio.move_on_after(seconds) as scope:
             await self._refuse_other_runs()
             await forget_all(self._control, self._config.model)
             self.loaded.clear()
             while missing := sorted(self._versions.keys() - self.loaded):
                 await self._catch_up(missing[0])
             # Nothing awaited from here on, so that what it has is what is in use.
+        if scope.cancelled_caught:
+            raise EngineError(
+                f"{self.base_url} answers, but did not take the versions in use in {seconds:g} s (engine.start_timeout "
+                "and engine.request_timeout together)"
+            )
         if self._distrusted.is_set():
             self._distrusted = anyio.Event()
         self.up = True
@@ -218,11 +235,11 @@ class Endpoint:
                 if not self.up:
                     if not await self._could_open():
                         return
-                    self._note("engine_back")
+                    self.note("engine_back")
                 continue
             if self.up and silent >= _PASSED_OVER_SECONDS:
                 self._close()
-                self._note("engine_passed_over", error=f"no answer for {silent:.0f} s: {ailment}")
+                self.note("engine_passed_over", error=f"no answer for {silent:.0f} s: {ailment}")
             if silent >= longest:
                 self._trouble = {"error": f"it runs, but did not answer for {silent:.0f} s: {ailment}"}
                 return
@@ -231,7 +248,7 @@ class Endpoint:
         """Take it into use, if it does what is needed for that."""
         try:
             await self._open()
-        except (ConfigError, EngineError, TimeoutError) as e:
+        except (ConfigError, EngineError) as e:
             self._trouble = {"error": str(e)}
             return False
         return True
@@ -239,7 +256,7 @@ class Endpoint:
     async def _restart(self, server: ServerProcess) -> None:
         """Start it anew, as often as it takes and is allowed."""
         while True:
-            how = self._trouble or {"returncode": server.returncode}
+            how = self._trouble or _how_it_ended(server)
             self._trouble = {}
             server.kill()
             if not await self._died(**how):
@@ -249,26 +266,33 @@ class Endpoint:
                 )
             try:
                 await server.restart()
-            except WorkerDiedError as e:
+            except (ConfigError, WorkerDiedError) as e:  # the first where its port is taken, or its model gone
                 self._trouble = {"error": str(e)}
             else:
                 if await self._could_open():
-                    self._note("engine_restarted", pid=server.pid, url=self.base_url)
+                    self.note("engine_restarted", pid=server.pid, url=self.base_url)
                     return
-            self._note("restart_failed", **self._trouble)
+            self.note("restart_failed", **self._trouble)
 
     async def _reattach(self) -> None:
         """Wait until it answers again, and takes what is in use."""
         told: dict[str, object] = {}
         if self._trouble and self._distrusted.is_set():
-            self._note("engine_passed_over", **self._trouble)
+            self.note("engine_passed_over", **self._trouble)
         while True:
             await anyio.sleep(_HEALTH_SECONDS)
             if await self._control.ailment(_HEALTH_SECONDS):
                 continue
             if await self._could_open():
-                self._note("engine_back")
+                self.note("engine_back")
                 return
             if self._trouble != told:
                 told = self._trouble
-                self._note("restart_failed", **told)
+                self.note("restart_failed", **told)
+
+
+def _how_it_ended(server: ServerProcess) -> dict[str, object]:
+    """Of one that has ended by itself, with the last line it said."""
+    code = server.returncode
+    said = server.last_words().rpartition("\n")[2] if code is not None and code > 0 else ""
+    return {"returncode": code, **({"error": f"{said:.400} ({server.log_path})"} if said else {})}

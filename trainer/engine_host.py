@@ -5,7 +5,6 @@ holds: a version is sampled from only when every engine that is up has it; nothi
 version's weights are kept while an engine may have to load them again.
 """
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +19,7 @@ from anyio.abc import TaskStatus
 from msgspec.structs import replace
 
 from moonmill.agents.client import InferenceClient
+from moonmill.agents.control import GoneError
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import EngineError, WorkerDiedError
@@ -109,20 +109,23 @@ class EngineHost:
         Raises:
             EngineError: no engine would take it, also after a restart.
         """
-        begin = time.monotonic()
-        for attempt in itertools.count(1):
-            await self._wait_up()
+        begin, attempt = time.monotonic(), 1
+        while True:
+            await self._up.wait()  # How often and how long it is tried to bring one up is bounded elsewhere.
             try:
                 taken, switch = await self._hand_over(version, Weights(weights, probe))
                 break
             except EngineError as e:
                 self._note("publish_failed", version=version, attempt=attempt, error=str(e))
+                await anyio.sleep(_BACKOFF_SECONDS * 2**attempt)  # Long enough to see that it has died, if it has.
+                if isinstance(e, GoneError) and not self._up.is_set():
+                    continue
                 if attempt == _PUBLISH_ATTEMPTS:
                     raise EngineError(f"the engine did not take version {version} in {attempt} attempts: {e}") from e
                 if isinstance(e, WrongWeightsError) and attempt == _PUBLISH_ATTEMPTS - 1:
                     for endpoint in self._endpoints:
                         endpoint.distrust(str(e))
-                await anyio.sleep(_BACKOFF_SECONDS * 2**attempt)  # Long enough to see that it has died, if it has.
+                attempt += 1
         slowest = max(taken, key=lambda t: t.seconds_load + t.seconds_probe, default=None)
         differences = [t.difference for t in taken if t.difference is not None]
         self._note(
@@ -156,7 +159,7 @@ class EngineHost:
                 for endpoint in without:
                     group.start_soon(give, endpoint)
         if not any(e.up and version in e.loaded for e in self._endpoints):
-            raise next(iter(refusals.values()), None) or EngineError("no engine is up")
+            raise next(iter(refusals.values()), None) or GoneError("no engine is up")
         begin = time.monotonic()
         self._versions[version] = weights
         for endpoint, error in refusals.items():
@@ -189,11 +192,6 @@ class EngineHost:
         if self._run:
             await anyio.to_thread.run_sync(remove_weights, self._run.weights, newest, used)
 
-    async def _wait_up(self) -> None:
-        """Wait until an engine is up. How often they are started again is their own affair."""
-        with anyio.move_on_after(self._config.engine.max_restarts * self._config.engine.start_timeout):
-            await self._up.wait()
-
     async def _keep(self, endpoint: Endpoint, *, task_status: TaskStatus[None]) -> None:
         """Keep an engine alive; one that is beyond help ends the run only where it is the last."""
         try:
@@ -202,7 +200,7 @@ class EngineHost:
             self._living.discard(endpoint)
             if not self._begun or not self._living:
                 raise
-            self._note("engine_given_up", error=str(e))
+            endpoint.note("engine_given_up", error=str(e))
 
     async def _allow_restart(self, note: Note, **how: object) -> bool:
         """Note a death and wait before the next start; returns whether there may be one."""
@@ -266,6 +264,7 @@ class EngineHost:
             on_new_version=on_new_version,
             request_timeout=engine.request_timeout,
             recover_timeout=engine.start_timeout + engine.request_timeout,
+            on_unknown_version=lambda place, unknown: self._endpoints[place].has_not(unknown),
         ) as client:
             for place, endpoint in enumerate(self._endpoints):
                 if not endpoint.up:

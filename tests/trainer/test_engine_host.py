@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -298,6 +299,51 @@ async def test_attached_engines_are_used_and_get_the_versions_again_when_they_co
             assert await ask_all(host) == {0}
             await host.publish(2, weights[3][0], changed=True, probe=weights[3][1])
             assert not told.of("publish_failed")
+
+
+async def test_an_attached_engine_is_waited_for_at_a_hand_over_and_given_again_what_it_has_lost(
+    config: Config, weights: list[tuple[Path, float]], tmp_path: Path
+) -> None:
+    async with (
+        running(config, tmp_path, 1) as (process,),
+        host_of(attached(config, [process]), tmp_path) as (host, told),
+    ):
+        process.kill()
+        async with anyio.create_task_group() as tasks:
+
+            async def publish() -> None:
+                await host.publish(1, weights[1][0], changed=True, probe=weights[1][1])
+
+            tasks.start_soon(publish)
+            await told.until("publish_failed")
+            await process.restart()
+        assert len(told.of("publish_failed")) == 1
+        assert await ask_all(host) == {1}
+
+        async with EngineControl(process.base_url) as somebody_else:
+            await somebody_else.unload_version(1)
+        assert await ask_all(host) == {1}
+        assert "has lost version 1" in told.of("engine_passed_over")[-1]["error"]
+
+
+async def test_one_that_cannot_be_started_again_is_given_up(config: Config, tmp_path: Path) -> None:
+    """Somebody has taken its port meanwhile."""
+    free = next(p for p in range(20000, 40000, 7) if not any(map(in_use, (p, p + 1))))
+    brief = replace(config, engine=replace(config.engine, port=free, max_restarts=2))
+    async with host_of(brief, tmp_path) as (host, told):
+        second = next(data for data in told.of("engine_started") if data["engine"] == "engine-2")
+        os.kill(second["pid"], signal.SIGKILL)
+        await told.until("engine_died")
+        with socket.create_server(("127.0.0.1", free + 1)):
+            given_up = await told.until("engine_given_up")
+        assert given_up["engine"] == "engine-2"
+        assert "cannot listen on 127.0.0.1" in told.of("restart_failed")[0]["error"]
+        assert await ask_all(host) == {0}
+
+
+def in_use(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_an_engine_that_another_run_uses_is_left_to_it(
