@@ -4,6 +4,7 @@ What always holds: the folder is whole or not there, and one that has something 
 """
 
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from moonmill.agents.engine.folder import parts_of, problem_of, text_of
+from moonmill.agents.engine.folder import ADAPTER_WEIGHTS, parts_of, problem_of, text_of
 from moonmill.errors import ConfigError, MoonmillError
 from moonmill.trainer.checkpoint import flush, version_of
 
@@ -44,6 +45,8 @@ def export(source: Path, out: Path, *, merge: bool) -> Exported:
     whole = merge or adapter is None
     if whole and (problem := problem_of(str(source))):
         raise ConfigError(problem)
+    if adapter:
+        _require_readable(adapter / ADAPTER_WEIGHTS)
     out = out.resolve()
     _require_free(out, source.resolve())
     try:
@@ -55,6 +58,16 @@ def export(source: Path, out: Path, *, merge: bool) -> Exported:
         raise MoonmillError(f"cannot write {out}: {getattr(e, 'strerror', None) or e}") from e
     kind: Literal["model", "adapter"] = "model" if whole else "adapter"
     return Exported(str(out), kind, version_of(source), str(source), base if adapter else None)
+
+
+def _require_readable(weights: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, "numpy"):
+            pass
+    except (OSError, SafetensorError) as e:
+        raise ConfigError(f"{weights} cannot be read, so there is no adapter to export: {e}") from e
 
 
 def _require_free(out: Path, source: Path) -> None:
@@ -71,16 +84,12 @@ def _require_free(out: Path, source: Path) -> None:
 
 def _make(out: Path, fill: Callable[[Path], object]) -> None:
     """Have a folder made under another name, and give it its own in one step."""
-    unfinished = out.with_name(f".{out.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # what a kill may have left
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as room:
+        unfinished = Path(room, out.name)
         fill(unfinished)
         flush(unfinished)
         unfinished.rename(out)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def _merge(base: str, adapter: Path, folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moonmill.cli.app import cli
@@ -138,20 +138,29 @@ def test_on_a_full_disk_nothing_is_left(run: Path, tmp_path: Path, merge: bool) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_kill_left_is_no_obstacle(run: Path, tmp_path: Path) -> None:
-    (tmp_path / ".out.unfinished").mkdir()
-    (tmp_path / ".out.unfinished" / "half").touch()
-    export(policy(run), tmp_path / "out", merge=False)
-    assert [f.name for f in tmp_path.iterdir()] == ["out"]
-    assert not (tmp_path / "out" / "half").exists()
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_damaged_adapter_is_told(run: Path, tmp_path: Path, merge: bool) -> None:
+    shutil.copytree(policy(run), tmp_path / "adapter")
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"adapter_model.safetensors cannot be read, so there is no adapter"):
+        export(tmp_path / "adapter", tmp_path / "out", merge=merge)
+    weights.unlink()
+    with pytest.raises(ConfigError, match=r"adapter_model.safetensors"):
+        export(tmp_path / "adapter", tmp_path / "out", merge=merge)
+    assert [f.name for f in tmp_path.iterdir()] == ["adapter"]
 
 
 def test_an_adapter_that_does_not_fit_its_base_is_told(run: Path, model_path: Path, tmp_path: Path) -> None:
-    shutil.copytree(policy(run), tmp_path / "adapter")
-    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"nothing")
+    adapter = tmp_path / "adapter"
+    shutil.copytree(policy(run), adapter)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    save_file(
+        {name: tensor[:, :-1].contiguous() for name, tensor in weights.items()}, adapter / "adapter_model.safetensors"
+    )
     with pytest.raises(MoonmillError, match=r"cannot merge .*adapter into "):
-        export(tmp_path / "adapter", tmp_path / "out", merge=True)
-    assert not (tmp_path / "out").exists()
+        export(adapter, tmp_path / "out", merge=True)
+    assert [f.name for f in tmp_path.iterdir()] == ["adapter"]
 
 
 def test_an_adapter_without_its_base_is_copied_but_not_merged(run: Path, tmp_path: Path) -> None:
