@@ -117,10 +117,13 @@ def _check_python(python: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Nothing but an environment, or what was one, is ever cleared."""
+    """Nothing is ever cleared but what an installation made, be it to its end or not."""
     if folder.is_dir() and any(folder.iterdir()):
-        if not (folder / "pyvenv.cfg").exists() and not (folder / MARKER).exists():
-            raise ConfigError(f"{folder} is neither empty nor an environment: name another folder")
+        if not (folder / MARKER).exists() and not _lock_of(folder).exists():
+            raise ConfigError(
+                f"{folder} is not empty, and what is in it was not made by `moonmill engine install`: name another "
+                "folder"
+            )
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,13 +143,17 @@ def _check_space(folder: Path, package: Package) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One installation at a time. The lock stands beside the folder, which is cleared."""
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
+    """One installation at a time. The lock stands beside the folder, which is cleared, and stays as the sign of it."""
+    with _lock_of(folder).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
             raise ConfigError(f"another installation into {folder} is going on: wait for its end") from e
         yield
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
 
 
 def _run(step: Step, detail: Say) -> str:

@@ -130,7 +130,9 @@ def test_an_interpreter_that_will_not_do_is_told(tmp_path: Path) -> None:
 def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path, fake_python: FakePython) -> None:
     (tmp_path / "e").mkdir()
     (tmp_path / "e" / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match=r"e is neither empty nor an environment: name another folder$"):
+    with pytest.raises(
+        ConfigError, match=r"e is not empty, and what is in it was not made by `moonmill engine install`"
+    ):
         quietly(tmp_path / "e", fake_python("true"))
     assert (tmp_path / "e" / "thesis.tex").read_text() == "mine"
 
