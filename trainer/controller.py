@@ -122,11 +122,28 @@ class Controller:
             RunError: the run cannot go on.
         """
         try:
-            await self._run()
+            async with anyio.create_task_group() as evaluations:
+                await self._run(evaluations)
+                await self._save()
+                # Evaluations may take long. All is saved by now, so that a signal ends them at once.
+                if self.stop_asked:
+                    evaluations.cancel_scope.cancel()
         except Exception:
             with suppress(RunDirectoryError):  # Where that cannot be logged either, the first error is the one to tell.
                 self._log_drops()
             raise
+
+    async def _run(self, evaluations: TaskGroup) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._publisher.run)
+            group.start_soon(self._admit, group)
+            await self._learn(evaluations)
+            while self._publisher.step < self.step:
+                await self._changed.wait()
+            # What still runs now belongs to no step.
+            group.cancel_scope.cancel()
+
+    async def _save(self) -> None:
         if not self.stop_asked and self.version < self._config.train.steps:
             # Author's code can cancel the task it runs in, and a task group then ends as if it were done.
             raise RunError(
@@ -134,24 +151,11 @@ class Controller:
                 "updates: code of the environment has cancelled a task that is not its own; --resume continues"
             )
         await self._checkpoint()
-        self.is_saved = True
         if not self.stopped:
             self._buffer.drain("run_ended")
             self._log_drops()
         self._ledger.sync()
-
-    async def _run(self) -> None:
-        async with anyio.create_task_group() as evaluations:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._publisher.run)
-                group.start_soon(self._admit, group)
-                await self._learn(evaluations)
-                while self._publisher.step < self.step:
-                    await self._changed.wait()
-                # What still runs now belongs to no step.
-                group.cancel_scope.cancel()
-            if self.stop_asked:
-                evaluations.cancel_scope.cancel()
+        self.is_saved = True
 
     def _log_drops(self) -> None:
         """Log what was dropped since the last step: there is no next one."""

@@ -182,10 +182,17 @@ class _Run:
             tasks=tasks,
             buffer=make_buffer(config, self.algorithm),
             reporter=self.reporter,
-            evaluate=partial(self._evaluate, engine),
+            evaluate=partial(self._evaluate_meanwhile, engine),
             recovery=recovery,
             steps_total=config.train.steps + (critic.warmup_steps if critic else 0),
         )
+
+    async def _evaluate_meanwhile(self, engine: EngineHost) -> None:
+        """Evaluate while training goes on, whatever comes of it."""
+        try:
+            await self._evaluate(engine)
+        except RunError as e:
+            self._note("warning", text=f"an evaluation came to nothing: {e}")
 
     async def _evaluate(self, engine: EngineHost, label: str = "") -> None:
         """Evaluate the version in use, at each temperature; it stays the same throughout.

@@ -21,7 +21,17 @@ from moonmill.reporting import EvalResult, StepLine
 from moonmill.trainer.ledger import Ledger
 from moonmill.trainer.run import train
 from moonmill.types import Rollout
-from tests.integration.conftest import Cli, as_json, assert_accounted_for, events, steps, write_config
+from tests.integration.conftest import (
+    Cli,
+    as_json,
+    assert_accounted_for,
+    events,
+    start,
+    steps,
+    wait_for_steps,
+    wait_until,
+    write_config,
+)
 
 NOISY = """
 import os
@@ -345,6 +355,37 @@ def test_a_full_disk_does_not_hide_what_ended_the_run(config: Path) -> None:
             train(load_config(config), resume=False, reporter=FullDisk())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+SLOW = """
+import time
+from pathlib import Path
+from moonmill import reward
+from moonmill.envs.library.calculator import Calculator
+
+class Slow(Calculator):
+    @reward(weight=0.0)
+    def late(self, rollout):
+        if rollout.task.split == "eval" and Path(__file__).with_name("slow").exists():
+            time.sleep(60)
+        return 0.0
+"""
+
+
+def test_ctrl_c_ends_evaluations_that_outlast_the_training_with_all_of_it_saved(attached: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "slow.py").write_text(SLOW)
+    sets = [f"env.id={tmp_path / 'slow.py'}:Slow", "train.steps=3", "train.eval_every=1"]
+    sets += ["eval={samples: 4, temperatures: [1.0]}"]
+    with start(attached, tmp_path, *(word for key in sets for word in ("--set", key))) as trainer:
+        wait_for_steps(run, 1, trainer)
+        (tmp_path / "slow").touch()
+        wait_until((run / "checkpoints" / "step-000005").is_dir, "the last checkpoint", trainer)
+        trainer.send_signal(signal.SIGINT)
+        told, _ = trainer.communicate(timeout=30)
+    assert trainer.returncode == 1
+    assert "resume with" in told
+    assert_accounted_for(run)
 
 
 def test_evaluations_during_training_take_turns_and_are_of_the_version_they_name(
