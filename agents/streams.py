@@ -85,4 +85,6 @@ def error_of(status: int, body: bytes) -> RefusalError:
         message = str(told["error"]["message"])
     except (msgspec.MsgspecError, KeyError, TypeError):
         message = body.decode(errors="replace").strip()[:500]
+        if message.startswith("<"):
+            message = f"status {status} and a web page: this is no engine"
     return RefusalError(status, message or f"status {status}")

@@ -58,6 +58,10 @@ __all__ = [
 _HOMES = ("moonmill.errors", "moonmill.types", "moonmill.registry", "moonmill.envs")
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return next(getattr(home, name) for home in map(import_module, _HOMES) if hasattr(home, name))

@@ -98,7 +98,7 @@ def _merge(base: str, adapter: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    from moonmill.trainer.weights import copy_beside
+    from moonmill.trainer.weights import copy_beside, share
 
     logging.disable_progress_bar()
     try:
@@ -113,6 +113,8 @@ def _merge(base: str, adapter: Path, folder: Path) -> None:
         merged.save_pretrained(folder)
     except SafetensorError as e:  # a full disk
         raise OSError(str(e)) from e
+    for file in folder.glob("*.safetensors"):
+        share(file)
     copy_beside(base, folder)
     if text_of(str(adapter)) != base:
         copy_beside(str(adapter), folder)

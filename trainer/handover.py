@@ -115,7 +115,8 @@ async def forget_all(engine: EngineControl, model: ModelConfig) -> None:
     if first not in cards:
         raise ConfigError(
             f"engine.urls: {engine.base_url} serves {', '.join(cards) or 'nothing'}, but nothing under the name "
-            f"{first}: start it with --served-name {first} (vLLM: --served-model-name {first}), on this run's model"
+            f"{first}: start it with `moonmill engine serve MODEL --name {first}` (vLLM's own server: "
+            f"--served-model-name {first}), on this run's model"
         )
     length = cards[first].max_model_len
     if length is not None and length < model.max_length:

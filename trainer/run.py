@@ -121,7 +121,7 @@ class _Run:
         status = read_events(self.run).status
         if status == "finished" and recovery.version >= config.train.steps:
             raise RunError(
-                f"{self.run.path} has done its {recovery.version} steps: to go on, raise train.steps (--set "
+                f"{self.run.path} has done its {recovery.version} policy updates: to go on, raise train.steps (--set "
                 f"train.steps={recovery.version * 2})"
             )
         ledger.event("started", step=recovery.step, pending=len(recovery.pending))

@@ -107,7 +107,7 @@ def with_unknown_as_one(summed: Iterable[ToolFault]) -> tuple[ToolFault, ...]:
         (unknown if fault.kind == "unknown_tool" else known).append(fault)
     if unknown:
         most = unknown[0]
-        example = f"names: {len(unknown):,}; most often {most.tool!r}: {most.count:,} times"
+        example = f"names: {len(unknown):,}; most often {most.tool!r}: {most.count:,}×"
         known.append(ToolFault("(unknown)", most.kind, sum(f.count for f in unknown), example))
     return _by_count(known)
 

@@ -3,6 +3,7 @@
 What always holds: an export is whole or not there at all, and a checkpoint gives back the same bits.
 """
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -98,8 +99,16 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, dtype: torch.dtype |
     }
     try:
         save_file(written, file, metadata={"format": "pt"})
+        share(file)
     except SafetensorError as e:
         raise OSError(str(e)) from e
+
+
+def share(file: Path) -> None:
+    """Give a file the mode that other new files have: safetensors makes them for nobody else to read."""
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)
 
 
 def load_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         except BadAnswerError as e:
             server.lines.append(f"BadAnswerError: {e}")  # after what vLLM itself said of it
         server.kill()
-        end = why_it_ended(server.lines.copy(), server.returncode, options, served=facts is not None)
+        end = why_it_ended(server.story, server.returncode, options, served=facts is not None)
     where = f" (its log: {args.log})" if args.log else ""
     print(f"error: {end.text}{where}", file=sys.stderr, flush=True)  # noqa: T201
     raise SystemExit(USAGE_EXIT_CODE if end.final else 1)

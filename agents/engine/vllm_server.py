@@ -19,6 +19,9 @@ from moonmill.agents.engine.vllm_log import phase_of
 
 _KEPT_LINES = 4000
 """Of its output, for telling why it ended."""
+_KEPT_ERRORS = 500
+_APART_SECONDS = 60.0
+"""Errors that are further apart have nothing to do with each other."""
 _TERMINATE_SECONDS = 2.5
 """From SIGTERM to SIGKILL. It needs about one, and those who end us wait five for all of this."""
 _FOLLOW_SECONDS = 1.5
@@ -41,6 +44,8 @@ class VllmServer:
         self.options = options
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
         """The end of its output."""
+        self._errors: list[str] = []
+        self._last_error = 0.0
         self.phase = "starting"
         """What it does before it serves, in a few words."""
         self._out = out
@@ -76,6 +81,11 @@ class VllmServer:
     @property
     def returncode(self) -> int | None:
         return self._process.poll()
+
+    @property
+    def story(self) -> list[str]:
+        """The end of its output, and before it the errors that the last trouble began with, of which thousands come."""
+        return [*self._errors, *self.lines]
 
     @property
     def pid(self) -> int:
@@ -144,6 +154,13 @@ class VllmServer:
             return
         text = line.decode(errors="replace")
         self.lines.append(text)
+        if "ERROR" in text:
+            now = time.monotonic()
+            if now - self._last_error > _APART_SECONDS:
+                self._errors = []
+            self._last_error = now
+            if len(self._errors) < _KEPT_ERRORS:
+                self._errors.append(text)
         self.phase = phase_of(text) or self.phase
         with suppress(OSError):  # a full disk ends no server
             self._out.write(line + b"\n")

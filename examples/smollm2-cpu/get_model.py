@@ -50,6 +50,8 @@ def convert(source: Path, out: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from moonmill.trainer.weights import share
+
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
     # The GGUF names it ("smollm"), and the loader does not know it: every digit is a token of its own.
@@ -65,6 +67,8 @@ def convert(source: Path, out: Path) -> None:
     model.load_state_dict(unpacked.state_dict(), strict=False)
     model.tie_weights()
     model.to(torch.bfloat16).save_pretrained(out)
+    for file in out.glob("*.safetensors"):
+        share(file)
     tokenizer.save_pretrained(out)
     # Last: where this file is, the others are whole.
     (out / MODEL_FILE).write_bytes(msgspec.json.encode(ModelFile("default", "hermes")))

@@ -45,7 +45,7 @@ def outcome(rollout: Rollout) -> Iterator[str]:
     if parts:
         yield f"   {', '.join(parts)}"
     for fault in rollout.tool_faults:
-        yield f"   tool fault: {fault.tool or NONE}, {fault.kind}, {fault.count} times: {fault.example}"
+        yield f"   tool fault: {fault.tool or NONE}, {fault.kind}, {fault.count}×: {fault.example}"
     if rollout.error:
         yield f"   error: {rollout.error}"
 

@@ -66,6 +66,13 @@ def test_any_other_end_is_1_with_the_cause_and_the_logs_path(fake: Fake, model: 
     assert log.read_text() == "OddError: nobody knows\n"
 
 
+def test_the_first_of_thousands_of_errors_is_told(fake: Fake, model: Path) -> None:
+    first = "(Worker pid=1) ERROR 11-30 04:02:36 [multiproc_executor.py:1063] RuntimeError: no way back"
+    after = "(APIServer pid=2) ERROR 11-30 04:02:36 [core.py:9] EngineDeadError: EngineCore encountered an issue."
+    code, said, _ = launch(fake(f"echo '{first}'; for i in {{1..9000}}; do echo '{after}'; done; exit 1;;"), model)
+    assert (code, said) == (1, "error: vLLM ended: RuntimeError: no way back")
+
+
 def test_a_kill_is_told(fake: Fake, model: Path) -> None:
     code, said, _ = launch(fake("kill -9 $$;;"), model)
     assert (code, said) == (1, "error: a process of vLLM was killed; most often that is the system, out of memory")

@@ -264,7 +264,7 @@ def test_a_rollout_reads_as_a_conversation():
         "assistant: 6",
         "=> finished, answered, reward 1.000, 2 turns, versions 4 to 5, 2 action tokens of 5",
         "   correct 1.000, calls 2.000",
-        "   tool fault: x, unknown_tool, 1 times: no tool x",
+        "   tool fault: x, unknown_tool, 1×: no tool x",
     ]
 
 

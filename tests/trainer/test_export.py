@@ -83,6 +83,7 @@ def test_a_merged_model_computes_what_the_adapter_does(run: Path, base: Path, tm
         "moonmill.json",
         "tokenizer.json",
     }
+    assert len({f.stat().st_mode for f in merged.iterdir()}) == 1, "whoever may read one may read all"
     loaded = AutoModelForCausalLM.from_pretrained(merged)
     expected = logits(AutoModelForCausalLM.from_pretrained(policy(run)))
     assert (logits(loaded) - expected).abs().max() < 1e-5
@@ -100,6 +101,7 @@ def test_a_merged_model_keeps_the_dtype_of_its_base(model_path: Path, tmp_path: 
 
 
 def test_without_merging_an_adapter_stays_one(run: Path, base: Path, tmp_path: Path) -> None:
+    assert len({f.stat().st_mode for f in policy(run).iterdir()}) == 1
     (tmp_path / "out").mkdir()
     result = CliRunner().invoke(cli, ["export", str(run), "--out", str(tmp_path / "out")])
     assert (result.exit_code, result.output) == (

@@ -53,14 +53,14 @@ def test_tools_that_the_model_made_up_are_one_fault(tmp_path: Path) -> None:
     one, other = (msgspec.structs.replace(FINISHED, tool_faults=of) for of in (faults, faults[:2]))
     assert summary_of(tmp_path, [one, one, other]).tool_faults == (
         ToolFault("calculate", "ZeroDivisionError", 9, "division by zero"),
-        ToolFault("(unknown)", "unknown_tool", 7, "names: 2; most often 'swim': 4 times"),
+        ToolFault("(unknown)", "unknown_tool", 7, "names: 2; most often 'swim': 4×"),
     )
 
 
 def test_one_tool_that_was_made_up_is_named(tmp_path: Path) -> None:
     fly = msgspec.structs.replace(FINISHED, tool_faults=(ToolFault("fly", "unknown_tool", 2, "no tool fly"),))
     (fault,) = summary_of(tmp_path, [fly]).tool_faults
-    assert fault.example == "names: 1; most often 'fly': 2 times"
+    assert fault.example == "names: 1; most often 'fly': 2×"
 
 
 def test_every_finished_rollout_is_trained_on_given_up_or_pending(tmp_path: Path) -> None:
