@@ -75,6 +75,9 @@ def serve(
 
     MODEL is a model's folder, an adapter's, or a run's, which stands for its newest checkpoint. The server runs until
     Ctrl-C and answers OpenAI's /v1/completions, /v1/chat/completions (with tools) and /v1/models.
+
+    vLLM chats by the chat template in the model's tokenizer, where it has one, and reads calls with
+    --arg enable-auto-tool-choice --arg tool-call-parser=hermes, or whatever the model's family is.
     """
     served = name or model.resolve().name
     policy, trained = policy_of(model), settings_of(model)
