@@ -4,6 +4,7 @@ No I/O: the client sends its requests and gives it what comes back. A token that
 and the version that sampled it.
 """
 
+import re
 from collections.abc import Sequence
 
 import anyio
@@ -14,6 +15,7 @@ from moonmill.seeding import derive_seed
 from moonmill.types import FinishReason, Sampling
 
 _PREFIX = "policy-v"
+_VERSION = re.compile(rf"{_PREFIX}([0-9]{{1,9}})")
 
 
 def version_name(version: int) -> str:
@@ -23,8 +25,8 @@ def version_name(version: int) -> str:
 
 def version_named(name: str) -> int | None:
     """The version that a model name stands for; None where it is none."""
-    number = name.removeprefix(_PREFIX)
-    return int(number) if number != name and number.isascii() and number.isdecimal() else None
+    found = _VERSION.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 class Run:

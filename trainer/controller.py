@@ -25,6 +25,7 @@ from moonmill.trainer.ledger import Ledger, Recovery
 from moonmill.trainer.lines import step_line
 from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.meter import Meter, Spans
+from moonmill.trainer.mismatch import MismatchWatch
 from moonmill.trainer.publisher import Publisher, Target
 from moonmill.trainer.records import StepRecord
 from moonmill.trainer.rewards import RewardWatch
@@ -90,6 +91,7 @@ class Controller:
         self._changed = anyio.Event()
         self._stop_asked = anyio.Event()
         self._rewards = RewardWatch()
+        self._mismatch = MismatchWatch(config.model.dtype)
         self._last_error: str | None = None
         self._steps_total = steps_total
         self.is_saved = False
@@ -291,9 +293,10 @@ class Controller:
         )
         self._ledger.step(record)
         self._reporter.step(step_line(record, batch, self._steps_total, self._config.eval.success))
-        if text := self._rewards.see(rollouts):
-            self._ledger.event("warning", text=text)
-            self._reporter.warn(text)
+        for text in (self._rewards.see(rollouts), self._mismatch.see(answer.step, answer.metrics)):
+            if text:
+                self._ledger.event("warning", text=text)
+                self._reporter.warn(text)
 
     def _notify(self) -> None:
         self._changed.set()

@@ -1,6 +1,10 @@
 """The command-line arguments that engines of every type take."""
 
 import argparse
+import math
+import re
+
+_DEVICE = re.compile(r"cpu|cuda(?::\d{1,3})?")
 
 
 def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
@@ -16,9 +20,23 @@ def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--max-batch", type=positive, default=64, help="requests decoded at once; others wait")
     parser.add_argument("--max-length", type=positive, help="longest context in tokens; default: the model's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:0")
+    parser.add_argument("--device", type=_device, default="cpu", help="cpu, cuda, cuda:0")
     parser.add_argument("--exit-with-stdin", action="store_true", help="end when stdin closes")
     return parser
+
+
+def amount(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
+def _device(text: str) -> str:
+    if not _DEVICE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is none: give cpu, cuda, or cuda:1 for the second GPU")
+    return text
 
 
 def positive(text: str) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moonmill.agents.engine.arguments import parser_of, positive
+from moonmill.agents.engine.arguments import amount, parser_of, positive
 from moonmill.agents.engine.folder import parts_of, problem_of
 from moonmill.agents.engine.vllm_command import VllmOptions, check_args, rank_for
 from moonmill.agents.engine.vllm_environment import interpreter_problem
@@ -145,8 +145,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--python", required=True, help="the interpreter of the environment vLLM is installed in")
     parser.add_argument("--max-loras", type=_count, default=0, help="adapters loaded later, at once; 0: none can be")
     parser.add_argument("--max-lora-rank", type=positive, default=16, help="their largest rank")
-    parser.add_argument("--kv-cache-gib", type=float, default=2.0, help="memory for keys and values, on a CPU")
-    parser.add_argument("--gpu-memory", type=float, default=0.9, help="share of the GPU's memory, on a GPU")
+    parser.add_argument("--kv-cache-gib", type=amount, default=2.0, help="memory for keys and values, on a CPU")
+    parser.add_argument("--gpu-memory", type=amount, default=0.9, help="share of the GPU's memory, on a GPU")
     parser.add_argument("--arg", action="append", default=[], metavar="KEY=VALUE", help="an option of vLLM's server")
     parser.add_argument("--log", type=Path, help="where vLLM's output goes; default: stderr")
     return parser

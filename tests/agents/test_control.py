@@ -47,8 +47,9 @@ async def test_weights_that_cannot_be_loaded_are_told(control: EngineControl, tm
 async def test_a_probe_tells_weights_apart(control: EngineControl, other_dir: Path) -> None:
     base = await control.probe(PROMPT, 0)
     await control.load_version(1, other_dir)
-    assert await control.probe(PROMPT, 1) != base
-    assert await control.probe(PROMPT, 0) == base
+    assert abs(await control.probe(PROMPT, 1) - base) > 1e-3
+    # A prompt that is partly known already is computed in another shape, and rounded otherwise.
+    assert await control.probe(PROMPT, 0) == pytest.approx(base, abs=1e-5)
     await control.unload_version(1)
     with pytest.raises(EngineError, match="did not answer for version 1"):
         await control.probe(PROMPT, 1)
