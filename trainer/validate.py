@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from moonmill.agents.engine.arguments import DEVICE
 from moonmill.agents.engine.folder import parts_of, positions_of, problem_of, require_hub, require_whole
 from moonmill.blame import blaming
 from moonmill.config import Config
@@ -39,7 +40,6 @@ FOR_PLAYING = ("environment", "evaluation", "device", "model", "engine")
 """Those of them that concern an evaluation."""
 _TASKS_LOOKED_AT = 16
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_DEVICE = re.compile(r"cpu|cuda(?::(\d{1,3}))?")
 
 
 class Check(Struct, frozen=True):
@@ -126,7 +126,7 @@ def _too_cool(key: str, temperature: float) -> str:
 
 def _device(config: Config) -> str:
     device = config.model.device
-    known = _DEVICE.fullmatch(device)
+    known = DEVICE.fullmatch(device)
     if known is None:
         raise ConfigError(f"model.device: {device!r:.60} is unknown: give cpu, cuda, or cuda:1 for the second GPU")
     if device == "cpu":

@@ -4,7 +4,8 @@ import argparse
 import math
 import re
 
-_DEVICE = re.compile(r"cpu|cuda(?::\d{1,3})?")
+DEVICE = re.compile(r"cpu|cuda(?::(\d{1,3}))?")
+"""What a model can be on, and the number of the GPU."""
 
 
 def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
@@ -34,7 +35,7 @@ def amount(text: str) -> float:
 
 
 def _device(text: str) -> str:
-    if not _DEVICE.fullmatch(text):
+    if not DEVICE.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r:.60} is none: give cpu, cuda, or cuda:1 for the second GPU")
     return text
 

@@ -84,8 +84,9 @@ class VllmServer:
 
     @property
     def story(self) -> list[str]:
-        """The end of its output, and before it the errors that the last trouble began with, of which thousands come."""
-        return [*self._errors, *self.lines]
+        """The end of its output, and before it what the trouble began with, since thousands of errors may follow."""
+        recent = time.monotonic() - self._last_error < _APART_SECONDS
+        return [*(self._errors if recent else ()), *self.lines.copy()]
 
     @property
     def pid(self) -> int:
