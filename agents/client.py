@@ -49,6 +49,7 @@ class InferenceClient:
         max_attempts: how often a request that makes no progress is tried at engines that are there; once at each of
             them counts as one.
         on_unknown_version: told the place of an engine and a version that it has answered not to have.
+        vocabulary: how many tokens the model has, so that others are refused; None where that is not known.
     """
 
     def __init__(
@@ -61,9 +62,11 @@ class InferenceClient:
         recover_timeout: float = 120.0,
         max_attempts: int = 5,
         on_unknown_version: Callable[[int, int], None] = lambda engine, version: None,
+        vocabulary: int | None = None,
     ) -> None:
         self.version = version
         self._on_unknown_version = on_unknown_version
+        self._vocabulary = vocabulary
         self._router = Router([base_urls] if isinstance(base_urls, str) else base_urls)
         self._interrupts = on_new_version == "interrupt"
         self._recover_timeout = recover_timeout
@@ -113,6 +116,7 @@ class InferenceClient:
         """
         run = Run(prompt, sampling, seed, frozenset(stop_token_ids), session)
         run.version = self.version
+        run.vocabulary = self._vocabulary or run.vocabulary
         self._running.add(run)
         try:
             await self._finish(run)

@@ -4,7 +4,9 @@ No I/O: the client sends its requests and gives it what comes back. A token that
 and the version that sampled it.
 """
 
+import math
 import re
+import sys
 from collections.abc import Sequence
 
 import anyio
@@ -14,6 +16,8 @@ from moonmill.agents.streams import Chunk, RefusalError
 from moonmill.seeding import derive_seed
 from moonmill.types import FinishReason, Sampling
 
+_ROUNDING = 1e-3
+"""So far above 0 a log-probability may be."""
 _PREFIX = "policy-v"
 _VERSION = re.compile(rf"{_PREFIX}([0-9]{{1,9}})")
 
@@ -39,6 +43,8 @@ class Run:
         self.sampling = sampling
         self.session = session
         self.version = 0
+        self.vocabulary = sys.maxsize
+        """How many tokens the model has, where that is known."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
@@ -84,14 +90,26 @@ class Run:
         for choice in chunk.choices:
             tokens = choice.token_ids or []
             logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
-            if len(tokens) != len(logprobs):
-                raise RefusalError(500, f"{len(tokens)} tokens arrived with {len(logprobs)} log-probabilities")
+            if problem := self._problem_of(tokens, logprobs):
+                raise RefusalError(500, problem)
             self.tokens += tokens
             self.logprobs += logprobs
             self.versions += [version] * len(tokens)
             if choice.finish_reason in ("stop", "length"):
                 self.finish = "stop" if choice.finish_reason == "stop" else "length"
                 self._finished = True
+
+    def _problem_of(self, tokens: list[int], logprobs: list[float]) -> str:
+        """Why these can be no tokens of the run's model: a learner would fail on them, or learn nonsense."""
+        if len(tokens) != len(logprobs):
+            return f"{len(tokens)} tokens arrived with {len(logprobs)} log-probabilities"
+        if len(self.tokens) + len(tokens) > self.sampling.max_tokens:
+            return f"more than the {self.sampling.max_tokens} tokens arrived that were asked for"
+        if strange := [t for t in tokens if not 0 <= t < self.vocabulary]:
+            return f"the token {strange[0]} arrived, and the run's model has {self.vocabulary} tokens: this is another"
+        if logprobs and not (min(logprobs) > -math.inf and max(logprobs) < _ROUNDING):
+            return f"the log-probability {max(logprobs):g} arrived"
+        return ""
 
     def switch(self, version: int) -> None:
         """Go on under another version, from the tokens so far."""

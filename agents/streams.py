@@ -7,6 +7,8 @@ import msgspec
 from msgspec import Struct
 
 _DONE = b"[DONE]"
+_LONGEST_LINE = 1 << 24
+"""Bytes. An event of 100,000 tokens has a tenth of it."""
 
 
 class TokenLogprobs(Struct):
@@ -65,6 +67,8 @@ class EventReader:
             RefusalError: an event is an error, or not an event of a completion.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            raise RefusalError(500, f"a line of more than {_LONGEST_LINE} bytes, which is no event of a completion")
         for line in lines:
             payload = line.removeprefix(b"data:").strip()
             if payload == line.strip() or payload == _DONE:

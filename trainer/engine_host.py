@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from moonmill.agents.client import InferenceClient
 from moonmill.agents.control import GoneError
+from moonmill.agents.engine.folder import vocabulary_of
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import EngineError, WorkerDiedError
@@ -50,6 +51,7 @@ class EngineHost:
     def __init__(self, config: Config, logs: Path, note: Note, probe: list[int], run: RunDirectory | None) -> None:
         self._config = config
         self._run = run
+        self._vocabulary = vocabulary_of(Path(config.model.path))
         self._note = note
         self._probe_value: float | None = None
         self._warned = False
@@ -265,6 +267,7 @@ class EngineHost:
             request_timeout=engine.request_timeout,
             recover_timeout=engine.start_timeout + engine.request_timeout,
             on_unknown_version=lambda place, unknown: self._endpoints[place].has_not(unknown),
+            vocabulary=self._vocabulary,
         ) as client:
             for place, endpoint in enumerate(self._endpoints):
                 if not endpoint.up:

@@ -88,6 +88,19 @@ def positions_of(folder: Path) -> int | None:
     Raises:
         ConfigError: the configuration is there and cannot be read.
     """
+    return _number_in(folder, "max_position_embeddings", "n_positions")
+
+
+def vocabulary_of(folder: Path) -> int | None:
+    """How many tokens the model in a folder has, or an adapter's base, where its configuration tells.
+
+    Raises:
+        ConfigError: the configuration is there and cannot be read.
+    """
+    return _number_in(folder, "vocab_size")
+
+
+def _number_in(folder: Path, *names: str) -> int | None:
     file = Path(parts_of(str(folder))[0], "config.json")
     try:
         told = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
@@ -96,7 +109,7 @@ def positions_of(folder: Path) -> int | None:
     except (OSError, msgspec.MsgspecError) as e:
         raise ConfigError(f"model.path: {file} cannot be read: {e}") from e
     text = told.get("text_config", told)
-    found = text.get("max_position_embeddings", text.get("n_positions")) if isinstance(text, dict) else None
+    found = next((text[name] for name in names if name in text), None) if isinstance(text, dict) else None
     return found if isinstance(found, int) else None
 
 

@@ -263,6 +263,23 @@ def error(status: int, message: str) -> bytes:
     return f"HTTP/1.1 {status} Bad\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda: events(11, 99, finish='"stop"'), "the token 99 arrived, and the run's model has 50 tokens"),
+        (lambda: events(11, -1, finish='"stop"'), "the token -1 arrived"),
+        (lambda: events(*range(10), finish='"stop"'), "more than the 9 tokens arrived"),
+        (lambda: events(11, finish='"stop"').replace(b"-1.0", b"50.0"), "the log-probability 50 arrived"),
+        (lambda: events().partition(b"data")[0] + bytes(1 << 25), "a line of more than 16777216 bytes"),
+    ],
+    ids=["beyond the vocabulary", "negative", "too many", "probability above 1", "endless"],
+)
+async def test_tokens_that_cannot_be_the_models_are_refused(answer: Callable[[], bytes], why: str) -> None:
+    async with faulty_engine(answer()) as (url, _), InferenceClient(url, max_attempts=1, vocabulary=50) as client:
+        with pytest.raises(EngineError, match=why):
+            await client.complete([1], Sampling(max_tokens=9), seed=5, stop_token_ids=())
+
+
 async def test_tokens_that_arrived_before_a_failure_are_kept() -> None:
     failing = events(11, 12) + b'data: {"error": {"message": "lost the device"}}\n\n'
     answers = (failing, error(503, "busy"), events(13, finish='"stop"'))
