@@ -71,7 +71,8 @@ def test_a_run_on_two_goes_on_with_one_when_the_other_is_killed(config: Path, tm
         wait_for_steps(run, 4, trainer, DEADLINE)
         engines = events(run, "engine_started")
         served = [requests_of(e.data["url"]) for e in engines]
-        assert min(served) > 0.3 * sum(served)
+        # Requests go to the one with fewer in flight, so that one which has less of the machine finishes fewer.
+        assert min(served) > 0.1 * sum(served)
         os.kill(min(processes_below(engines[1].data["pid"])), signal.SIGKILL)
         wait_until(lambda: bool(events(run, "engine_died")), "the death to be seen", trainer, DEADLINE)
         wait_for_steps(run, len(steps(run)) + 2, trainer, DEADLINE)
