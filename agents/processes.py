@@ -5,6 +5,7 @@ are killed, because it watches the stdin we hold, and the kernel ends it with th
 event loop's under asyncio; leaving the context ends it; every wait has a bound.
 """
 
+import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -119,7 +120,9 @@ class ServerProcess:
     def last_words(self) -> str:
         """The end of its log."""
         try:
-            lines = self.log_path.read_text(errors="replace").splitlines()
+            with self.log_path.open("rb") as log:  # It may have gigabytes by now.
+                log.seek(-min(_LONGEST_LINE, log.seek(0, os.SEEK_END)), os.SEEK_END)
+                lines = log.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
         return "\n".join(lines[-_LAST_WORDS:])

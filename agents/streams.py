@@ -8,7 +8,7 @@ from msgspec import Struct
 
 _DONE = b"[DONE]"
 _LONGEST_LINE = 1 << 24
-"""Bytes. An event of 100,000 tokens has a tenth of it."""
+"""Bytes. An event of a completion has a few tokens."""
 
 
 class TokenLogprobs(Struct):

@@ -293,10 +293,9 @@ class Controller:
         )
         self._ledger.step(record)
         self._reporter.step(step_line(record, batch, self._steps_total, self._config.eval.success))
-        for text in (self._rewards.see(rollouts), self._mismatch.see(answer.step, answer.metrics)):
-            if text:
-                self._ledger.event("warning", text=text)
-                self._reporter.warn(text)
+        for text in filter(None, (self._rewards.see(rollouts), self._mismatch.see(answer.step, answer.metrics))):
+            self._ledger.event("warning", text=text)
+            self._reporter.warn(text)
 
     def _notify(self) -> None:
         self._changed.set()
