@@ -92,6 +92,10 @@ class InferenceClient:
         for run in self._router.close(engine):
             run.interrupt()
 
+    def in_flight(self) -> tuple[int, ...]:
+        """How many requests each engine has now."""
+        return self._router.in_flight()
+
     async def complete(
         self,
         prompt: Sequence[int],

@@ -93,6 +93,10 @@ class Router:
         route.closed = True
         return tuple(route.runs)
 
+    def in_flight(self) -> tuple[int, ...]:
+        """How many requests each engine has now."""
+        return tuple(len(route.runs) for route in self.routes)
+
     def _remember(self, session: str, engine: int) -> None:
         self._homes[session] = engine
         self._homes.move_to_end(session)

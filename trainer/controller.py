@@ -24,7 +24,7 @@ from moonmill.trainer.buffer import Batch, Buffer
 from moonmill.trainer.ledger import Ledger, Recovery
 from moonmill.trainer.lines import step_line
 from moonmill.trainer.messages import StepAnswer
-from moonmill.trainer.meter import Meter, Spans
+from moonmill.trainer.meter import Meter
 from moonmill.trainer.mismatch import MismatchWatch
 from moonmill.trainer.publisher import Publisher, Target
 from moonmill.trainer.records import StepRecord
@@ -80,6 +80,7 @@ class Controller:
         self._config = config
         self._ledger = ledger
         self._learner = learner
+        self._engine = engine
         self._publisher = Publisher(engine, recovery.step, self._notify)
         self._runner = runner
         self._tasks = tasks
@@ -282,12 +283,8 @@ class Controller:
             action_tokens=sum(r.action_tokens for r in rollouts),
             tokens=sum(r.tokens for r in rollouts),
             waited=waited,
-            spans=Spans(
-                spans.wall - before.wall,
-                spans.generating - before.generating,
-                spans.learning - before.learning,
-                spans.both - before.both,
-            ),
+            spans=spans.since(before),
+            in_flight=self._engine.in_flight(),
             env_metrics=means(r.metrics for r in rollouts),
             metrics=answer.metrics,
         )

@@ -169,6 +169,10 @@ class EngineHost:
         await self.client.use_version(version)
         return taken, time.monotonic() - begin
 
+    def in_flight(self) -> tuple[int, ...]:
+        """How many completions each engine is at work on, those of evaluations among them."""
+        return tuple(map(sum, zip(*(client.in_flight() for client in self._clients), strict=True)))
+
     def _warn_if_unchanged(self, version: int, values: list[float], changed: bool) -> None:
         """Say once if a version answers as the one before: closer than the learner's number needs to be."""
         if changed and not self._warned and values and all(value == self._probe_value for value in values):

@@ -15,6 +15,15 @@ class Spans(Struct, frozen=True):
     learning: float
     both: float
 
+    def since(self, before: "Spans") -> "Spans":
+        """What has come after `before`."""
+        return Spans(
+            self.wall - before.wall,
+            self.generating - before.generating,
+            self.learning - before.learning,
+            self.both - before.both,
+        )
+
 
 class Meter:
     """Counts seconds by what is going on. Any number of `generating` blocks may be open at once.

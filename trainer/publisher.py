@@ -20,6 +20,10 @@ class Target(Protocol):
         """
         ...
 
+    def in_flight(self) -> tuple[int, ...]:
+        """How many completions each engine is at work on."""
+        ...
+
 
 class Publisher:
     """Publishes in the background.

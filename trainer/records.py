@@ -37,6 +37,8 @@ class StepRecord(Struct, frozen=True, omit_defaults=True):
     """Seconds the learner waited for this batch."""
     spans: Spans = Spans(0.0, 0.0, 0.0, 0.0)
     """What went on since the line before."""
+    in_flight: tuple[int, ...] = ()
+    """Completions that each engine was at work on when the step was done."""
     env_metrics: dict[str, float] = {}
     """Mean of each of the environment's metrics over the consumed rollouts that have it."""
     metrics: dict[str, float] = {}

@@ -122,6 +122,12 @@ def events(run: Path, kind: str) -> list[Event]:
     return [e for e in read_jsonl(run / "events.jsonl", Event) if e.kind == kind]
 
 
+def assert_load_is_spread(run: Path) -> None:
+    """Each of two engines was at work on a good part of all completions, as seen at each step."""
+    at_work = [sum(s.in_flight[place] for s in steps(run)) for place in (0, 1)]
+    assert min(at_work) > 0.3 * sum(at_work), at_work
+
+
 def steps(run: Path) -> list[StepRecord]:
     return [s for s in read_jsonl(run / "steps.jsonl", StepRecord) if s.step is not None]
 

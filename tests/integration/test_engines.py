@@ -13,7 +13,7 @@ from moonmill.config_io import load_config
 from moonmill.jsonl import read_jsonl
 from moonmill.trainer.engine_host import engine_argv
 from moonmill.types import Rollout
-from tests.integration.conftest import Cli, as_json, assert_accounted_for, events, steps
+from tests.integration.conftest import Cli, as_json, assert_accounted_for, assert_load_is_spread, events, steps
 from tests.integration.test_crash import DEADLINE, start, wait_for_steps, wait_until
 
 
@@ -55,6 +55,7 @@ def test_a_run_on_attached_engines_uses_both_and_leaves_them_alone(config: Path,
         served = [requests_of(e) for e in engines]
     run = tmp_path / "run"
     assert min(served) > 0.3 * sum(served)
+    assert_load_is_spread(run)
     assert {e.data["url"] for e in events(run, "engine_started")} == {e.base_url for e in engines}
     assert events(run, "version_published")[-1].data["version"] == 4
     assert_accounted_for(run)
