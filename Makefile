@@ -60,7 +60,7 @@ lint: install
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)/moonmill
-	@ln -s $(addprefix $(CURDIR)/,$(filter-out sdk/__pycache__,$(wildcard sdk/*)) envs agents trainer) $(TYPES)/moonmill
+	@ln -s $(addprefix $(CURDIR)/,$(filter-out sdk/__pycache__,$(wildcard sdk/*)) sandboxes envs agents trainer) $(TYPES)/moonmill
 	@MYPYPATH=$(TYPES) $(BIN)/mypy -p moonmill
 	@PYTHONPATH=$(TYPES) $(BIN)/lint-imports --no-logo
 

@@ -1,0 +1,82 @@
+"""What is asked of a sandbox, and what it answers."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Positive = Annotated[int, Meta(ge=1)]
+PositiveSeconds = Annotated[float, Meta(gt=0)]
+MIB = 1 << 20
+
+
+class SandboxLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all processes of a sandbox may use together. A provider refuses a limit that it cannot enforce."""
+
+    memory_mib: Positive = 1024
+    """Memory, files in memory included. A process over it is killed."""
+    pids: Positive = 128
+    """Processes and threads at once."""
+    disk_mib: Positive = 256
+    """Size of the files in each place that can be written to."""
+    cpus: Annotated[float, Meta(gt=0)] | None = None
+    """Processors' worth of computing; None leaves it to the host's scheduler."""
+    lifetime: PositiveSeconds = 3600.0
+    """Seconds from its opening until it is closed in any case."""
+
+
+class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an environment needs of its sandbox.
+
+    Every sandbox has a folder of its own to work in, `/tmp` and `/dev/shm`; all else is read-only.
+    """
+
+    image: str | None = None
+    """A container image. None is the provider's own: for `local` the programs of this machine."""
+    workdir: str = "/workspace"
+    """Where commands run and relative paths begin: an absolute path."""
+    files: dict[str, str | bytes] = {}
+    """Files that are there from the start, by path."""
+    env: dict[str, str] = {}
+    """Environment variables of every command. Nothing of the host's environment is ever passed on."""
+    user: str | None = None
+    """Who runs commands: a name or a uid of the image. None is an unprivileged user."""
+    network: Literal["none", "open"] = "none"
+    """`none`: the sandbox's own loopback alone. `open`: whatever the host reaches, where the provider has that."""
+    limits: SandboxLimits = SandboxLimits()
+
+
+class ExecResult(Struct, frozen=True):
+    """How a command ended."""
+
+    returncode: int
+    """Its exit status; 128 + n where signal n ended it, as shells count."""
+    stdout_bytes: bytes
+    stderr_bytes: bytes
+    truncated: bool
+    """There was more output than `output_limit`; the rest is gone."""
+    oom_killed: bool
+    """The kernel killed something of the sandbox for its memory meanwhile."""
+    duration: float
+    """Seconds, measured in the sandbox."""
+
+    @property
+    def stdout(self) -> str:
+        """As text; what is no UTF-8 is replaced."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        """As text; what is no UTF-8 is replaced."""
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+
+class FileInfo(Struct, frozen=True):
+    """One entry of a folder."""
+
+    path: str
+    """Relative to the folder that was listed."""
+    kind: Literal["file", "directory", "symlink", "other"]
+    size: int
+    """Bytes."""
+    mode: int
+    """Permission bits."""
