@@ -1,0 +1,270 @@
+"""The `local` provider: bubblewrap, without privileges even where we have all of them.
+
+It fails closed: what this host does not allow is said when the provider is entered, with what to do about it, and a
+sandbox that would be weaker than its spec is refused.
+"""
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.to_thread
+
+from moonmill.sandboxes import bubblewrap, cgroups, seccomp
+from moonmill.sandboxes.bundle import source
+from moonmill.sandboxes.errors import SandboxSpecError, SandboxUnavailableError
+from moonmill.sandboxes.spawn import Child, child
+from moonmill.sandboxes.supervised import Setup, SupervisedSandbox, supervised
+from moonmill.sandboxes.types import MIB, SandboxSpec
+
+_READY_SECONDS = 30.0
+_NOBODY = 65534
+_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
+_COMPILE = "import marshal,sys,importlib.util as u;c=compile(sys.stdin.read(),'supervisor','exec',optimize=1);" + (
+    "sys.stdout.buffer.write(u.MAGIC_NUMBER+bytes(12)+marshal.dumps(c))"
+)
+_KERNEL_OF_PIDS = (5, 14)
+"""Since this kernel the limit of processes counts those of a user namespace alone."""
+_NO_GROUPS = (
+    "cannot be enforced, because no control group can be made here: start this with `systemd-run --user --scope -p "
+    "Delegate=yes`, or as root, or use the docker provider"
+)
+_TAKEN = frozenset(
+    ("", "bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr", "var")
+)
+"""Top folders that are there already, or would hide them."""
+
+
+class LocalProvider:
+    """Sandboxes on this machine, of its own programs. See `SandboxProvider`."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self._bwrap: list[str] = []
+        self._options: list[str] = []
+        self._python = ""
+        self._program = b""
+        self._groups: cgroups.Groups | None = None
+
+    async def __aenter__(self) -> Self:
+        await anyio.to_thread.run_sync(self._find)
+        async with self.open(SandboxSpec()) as sandbox:
+            await sandbox.exec(["true"])
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def enforces(self) -> Mapping[str, str]:
+        """As `SandboxProvider.enforces`."""
+        groups = self._groups
+        means = {
+            "network": "a network namespace with nothing but its own loopback",
+            "files": "a mount namespace: /usr and a few files of /etc, read-only",
+            "disk": "tmpfs of that size for each of the workdir, /tmp and /dev/shm",
+            "processes": "a namespace of its own; all end with its first process",
+            "user": f"an unprivileged user without capabilities (on the host uid {self._uid()})",
+            "secrets": "an environment of its own",
+            "pids": "RLIMIT_NPROC in a user namespace" if _kernel() >= _KERNEL_OF_PIDS else "",
+            "memory": f"control groups, version {groups.version}" if groups else "of each process alone (RLIMIT_DATA)",
+            "cpus": f"control groups, version {groups.version}" if groups and "cpu" in groups.controllers else "",
+            "system calls": "a seccomp filter" if seccomp.program() else "",
+        }
+        return {promise: how for promise, how in means.items() if how}
+
+    def require(self, spec: SandboxSpec) -> None:
+        """As `SandboxProvider.require`."""
+        if spec.image is not None:
+            raise SandboxSpecError(
+                f"the local provider has no images, and the spec's is {spec.image!r}: leave it out for this machine's "
+                "programs, or use the docker provider"
+            )
+        if spec.network != "none":
+            raise SandboxSpecError("the local provider opens no network (network: open): use the docker provider")
+        if spec.user not in (None, "user", str(bubblewrap.UID)):
+            raise SandboxSpecError(f"the local provider has one user, `user`, and the spec's is {spec.user!r}")
+        path = PurePosixPath(spec.workdir)
+        if not path.is_absolute() or ".." in path.parts or "".join(path.parts[1:2]) in _TAKEN:
+            raise SandboxSpecError(f"workdir: {spec.workdir!r} cannot be a folder of its own: take /workspace, say")
+        enforced = self.enforces()
+        if "pids" not in enforced:
+            raise SandboxSpecError(
+                f"limits.pids needs Linux {'.'.join(map(str, _KERNEL_OF_PIDS))} or newer, and this is "
+                f"{platform.release()}: use the docker provider"
+            )
+        if spec.limits.cpus is not None and "cpus" not in enforced:
+            raise SandboxSpecError(f"limits.cpus: {spec.limits.cpus:g} {_NO_GROUPS}")
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncIterator[SupervisedSandbox]:
+        """As `SandboxProvider.open`."""
+        self.require(spec)
+        async with self._group(spec) as group, self._process(spec) as (process, pid):
+            rlimits = {"RLIMIT_NPROC": spec.limits.pids + 1}  # the supervisor is one
+            if group is None:
+                rlimits["RLIMIT_DATA"] = spec.limits.memory_mib * MIB
+            setup = Setup(workdir=spec.workdir, env=bubblewrap.environment(spec), user=None, rlimits=rlimits, hide=True)
+            try:
+                async with supervised(
+                    process.stream,
+                    setup,
+                    spec.files,
+                    name="local sandbox",
+                    lifetime=spec.limits.lifetime,
+                    ready_seconds=_READY_SECONDS,
+                    oom_kills=partial(_oom_kills, group),
+                ) as sandbox:
+                    if group is not None:
+                        await anyio.to_thread.run_sync(lambda: group.add(_read_pid(pid)))
+                    yield sandbox
+            except SandboxUnavailableError as e:
+                if said := process.last_words():
+                    raise SandboxUnavailableError(f"{e}: {said}{_advice(said)}") from e
+                raise
+
+    @asynccontextmanager
+    async def _group(self, spec: SandboxSpec) -> AsyncIterator[cgroups.Group | None]:
+        """A control group for a sandbox, where there are any."""
+        if self._groups is None:
+            yield None
+            return
+        group = self._groups.new()
+        try:
+            try:
+                await anyio.to_thread.run_sync(group.limit, spec.limits)
+            except OSError as e:
+                raise SandboxUnavailableError(f"no control group could be made for a sandbox: {e}") from e
+            yield group
+        finally:
+            with anyio.CancelScope(shield=True):
+                await group.remove()
+
+    @asynccontextmanager
+    async def _process(self, spec: SandboxSpec) -> AsyncIterator[tuple[Child, int]]:
+        """The started sandbox, and where bubblewrap writes the supervisor's process number."""
+        files = bubblewrap.Files()
+        with closing(files):
+            pid, theirs = files.pipe()
+            try:
+                argv = self._command_line(spec, files, ["--info-fd", theirs])
+                async with child(argv, env={"PATH": bubblewrap.PATH, "LANG": "C.UTF-8"}, pass_fds=files.fds) as process:
+                    files.close()
+                    yield process, pid
+            finally:
+                os.close(pid)
+
+    def _command_line(self, spec: SandboxSpec, files: bubblewrap.Files, options: list[str]) -> list[str]:
+        return bubblewrap.command_line(
+            spec,
+            files,
+            bwrap=self._bwrap,
+            options=[*self._options, *options],
+            program=self._program,
+            python=[self._python, "-I", "-S"],
+            seccomp=seccomp.program(),
+        )
+
+    def _find(self) -> None:
+        """Find what a sandbox is made with on this host."""
+        if platform.system() != "Linux":
+            raise SandboxUnavailableError("the local provider needs Linux: use the docker provider")
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise SandboxUnavailableError(
+                "the local provider needs bubblewrap, and there is no program bwrap on the PATH: apt-get install "
+                "bubblewrap (dnf, pacman, apk: bubblewrap); or use another provider"
+            )
+        self._bwrap = [bwrap]
+        if os.geteuid() == 0:
+            # As root, what root alone may read could be seen in the sandbox, and its files would be root's.
+            setpriv = shutil.which("setpriv")
+            if setpriv is None:
+                raise SandboxUnavailableError(
+                    "as root, the local provider gives its rights up by setpriv, which is not on the PATH: install "
+                    "util-linux, or run as somebody else"
+                )
+            self._bwrap = [setpriv, f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--", bwrap]
+        told = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=_READY_SECONDS).stdout
+        self._options = ["--disable-userns"] if "--disable-userns" in told else []
+        self._python, self._program = _compiled()
+        self._groups = cgroups.find()
+
+    def _uid(self) -> int:
+        return _NOBODY if os.geteuid() == 0 else os.geteuid()
+
+
+def _compiled() -> tuple[str, bytes]:
+    """A Python of this machine that can be seen in a sandbox, and the supervisor compiled for it."""
+    tried = []
+    for python in _PYTHONS:
+        try:
+            done = subprocess.run(
+                [python, "-I", "-S", "-c", _COMPILE],
+                input=source().encode(),
+                capture_output=True,
+                timeout=_READY_SECONDS,
+                env={"LANG": "C.UTF-8"},
+            )
+        except (OSError, subprocess.TimeoutExpired) as e:
+            tried.append(f"{python}: {e}")
+            continue
+        if done.returncode == 0:
+            return python, done.stdout
+        tried.append(f"{python}: {done.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]}")
+    raise SandboxUnavailableError(
+        f"the local provider needs a Python of the system's, 3.9 or newer, under /usr ({'; '.join(tried)}): "
+        "apt-get install python3"
+    )
+
+
+async def _oom_kills(group: cgroups.Group | None) -> int:
+    return 0 if group is None else await anyio.to_thread.run_sync(group.oom_kills)
+
+
+def _read_pid(info: int) -> int:
+    """The supervisor's process number, which bubblewrap wrote before it started it."""
+    return int(json.loads(os.read(info, 4096))["child-pid"])
+
+
+def _kernel() -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", platform.release())
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _advice(said: str) -> str:
+    """What to do about bubblewrap's complaint."""
+    if "_ctypes" in said:
+        return " (apt-get install python3: python3-minimal is not enough)"
+    if not re.search(r"bwrap: .*(namespace|permitted|denied|uid map)", said):
+        return ""
+    if _switched_on("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"):
+        return (
+            " (AppArmor keeps bubblewrap from making user namespaces here: give /usr/bin/bwrap a profile with "
+            "`userns,` or, for all programs, sysctl -w kernel.apparmor_restrict_unprivileged_userns=0; or use the "
+            "docker provider)"
+        )
+    return (
+        " (this host does not let unprivileged users make user namespaces: sysctl -w user.max_user_namespaces=15000 "
+        "and kernel.unprivileged_userns_clone=1; a container must be started with --security-opt seccomp=unconfined "
+        "--security-opt apparmor=unconfined --security-opt systempaths=unconfined; or use the docker provider)"
+    )
+
+
+def _switched_on(path: str) -> bool:
+    try:
+        return Path(path).read_text().strip() == "1"
+    except OSError:
+        return False

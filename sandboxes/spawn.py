@@ -1,0 +1,127 @@
+"""A supervisor as a child process of ours, and the stream to it."""
+
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import IO
+
+import anyio
+import anyio.to_thread
+from anyio.abc import UNIXSocketStream
+
+from moonmill.sandboxes.errors import SandboxUnavailableError
+from moonmill.sandboxes.inside.frames import CHUNK
+from moonmill.sandboxes.link import ByteStream
+
+_END_SECONDS = 10.0
+"""From its stream's end to its own, and that of all below it."""
+_KILL_SECONDS = 5.0
+_LAST_WORDS = 2000
+
+
+class SocketStream:
+    """A byte stream over a socket of ours."""
+
+    def __init__(self, stream: UNIXSocketStream) -> None:
+        self._stream = stream
+
+    async def receive(self) -> bytes:
+        """What has come; empty at the end."""
+        try:
+            return await self._stream.receive(2 * CHUNK)
+        except anyio.EndOfStream:
+            return b""
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as e:
+            raise OSError(str(e) or "the stream is closed") from e
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it."""
+        try:
+            await self._stream.send(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as e:
+            raise OSError(str(e) or "the stream is closed") from e
+
+    async def aclose(self) -> None:
+        """Close it."""
+        await self._stream.aclose()
+
+
+class Child:
+    """A process that serves a stream on its stdin and stdout."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", stream: ByteStream, stderr: IO[bytes]) -> None:
+        self.pid = process.pid
+        self.stream = stream
+        self._stderr = stderr
+
+    def last_words(self) -> str:
+        """The end of what it has said on stderr."""
+        size = os.fstat(self._stderr.fileno()).st_size
+        begin = max(0, size - _LAST_WORDS)
+        return os.pread(self._stderr.fileno(), _LAST_WORDS, begin).decode("utf-8", "replace").strip()
+
+
+@asynccontextmanager
+async def child(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: str = "/", pass_fds: Collection[int] = ()
+) -> AsyncIterator[Child]:
+    """Start a process, and end it.
+
+    It is told to end by the end of its stream, which also comes when we are killed; if it does not, it is killed.
+
+    Raises:
+        SandboxUnavailableError: it cannot be started.
+    """
+    ours, theirs = socket.socketpair()
+    stderr = os.fdopen(os.memfd_create("stderr"), "w+b", buffering=0)
+    with ours, theirs, stderr:
+        # Shielded: cancelled half-way, it would leave behind a process that nobody knows of. It takes milliseconds.
+        with anyio.CancelScope(shield=True):
+            process = await anyio.to_thread.run_sync(_start, argv, env, cwd, pass_fds, theirs.fileno(), stderr.fileno())
+        try:
+            theirs.close()
+            async with await UNIXSocketStream.from_socket(ours) as stream:
+                yield Child(process, SocketStream(stream), stderr)
+        finally:
+            ours.close()
+            with anyio.CancelScope(shield=True):
+                await _end(process)
+
+
+def _start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    pass_fds: Collection[int],
+    stream: int,
+    stderr: int,
+) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(
+            [*argv],
+            stdin=stream,
+            stdout=stream,
+            stderr=stderr,
+            env=dict(env),
+            cwd=cwd,
+            pass_fds=[*pass_fds],
+            start_new_session=True,
+        )
+    except OSError as e:
+        raise SandboxUnavailableError(f"{argv[0]} cannot be started: {e.strerror}") from e
+
+
+async def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for its end; a kernel that can tell it does."""
+    handle = os.pidfd_open(process.pid)
+    try:
+        for seconds in (_END_SECONDS, _KILL_SECONDS):
+            with anyio.move_on_after(seconds):
+                await anyio.wait_readable(handle)
+                break
+            process.kill()
+    finally:
+        os.close(handle)
+    process.poll()

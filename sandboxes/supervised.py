@@ -1,0 +1,192 @@
+"""A sandbox with a supervisor inside: what every provider of ours gives.
+
+A provider brings a byte stream to the supervisor (`moonmill.sandboxes.inside`) and cleans up after it; all else is
+here.
+"""
+
+import posixpath
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from msgspec import Struct
+
+from moonmill.sandboxes import archives
+from moonmill.sandboxes.calls import check_argv, check_path, file_error, listing
+from moonmill.sandboxes.errors import (
+    ExecError,
+    ExecTimeoutError,
+    OutputLimitExceededError,
+    SandboxFileError,
+    SandboxUnavailableError,
+)
+from moonmill.sandboxes.link import ByteStream, Link
+from moonmill.sandboxes.sandbox import FILE_LIMIT, OUTPUT_LIMIT, TIMEOUT
+from moonmill.sandboxes.types import MIB, ExecResult, FileInfo
+
+_FILE_SECONDS = 120.0
+"""So long something may be done to files."""
+_LIST_LIMIT = 8 * MIB
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """What holds for all commands of a sandbox."""
+
+    workdir: str
+    env: Mapping[str, str]
+    user: str | None
+    """Who runs them, where the supervisor is somebody else."""
+    rlimits: Mapping[str, int] = {}
+    """Limits for each process, by their names in Python's `resource`."""
+    hide: bool
+    """The supervisor is of the same user, and hides from it."""
+
+
+class SupervisedSandbox:
+    """The `Sandbox` at the other end of a link. Get one with `supervised`."""
+
+    def __init__(self, link: Link, setup: Setup, oom_kills: Callable[[], Awaitable[int]]) -> None:
+        self._link = link
+        self._setup = setup
+        self._oom_kills = oom_kills
+        self._oom_seen = 0
+
+    @property
+    def lost(self) -> str:
+        """Why it is of no more use; empty while it is, as far as is known."""
+        return self._link.lost
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | str = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float = TIMEOUT,  # noqa: ASYNC109  # the sandbox measures it
+        output_limit: int = OUTPUT_LIMIT,
+    ) -> ExecResult:
+        """As `Sandbox.exec`."""
+        where = posixpath.join(self._setup.workdir, cwd or "")
+        call = {"argv": check_argv(argv), "env": {**(env or {})}, "user": user, "cwd": where}
+        data = input.encode() if isinstance(input, str) else input
+        ending = await self._link.call(call, data or None, limit=output_limit, seconds=timeout)
+        if ending.refusal:
+            raise ExecError(ending.refusal.say(argv[0], where, user))
+        if ending.timed_out:
+            raise ExecTimeoutError(
+                f"{argv[0]} ran into its time-out of {timeout:g} s",
+                ending.stdout,
+                ending.stderr,
+                timeout,
+                ending.truncated,
+            )
+        oom_killed = ending.returncode != 0 and await self._has_oom_killed()
+        return ExecResult(
+            ending.returncode, ending.stdout, ending.stderr, ending.truncated, oom_killed, ending.duration
+        )
+
+    async def read_file(self, path: str, *, limit: int = FILE_LIMIT) -> bytes:
+        """As `Sandbox.read_file`."""
+        return await self._do("read", path, limit, limit=limit)
+
+    async def write_file(self, path: str, content: bytes | str, *, mode: int = 0o644) -> None:
+        """As `Sandbox.write_file`."""
+        await self._do("write", path, mode, input=content.encode() if isinstance(content, str) else content)
+
+    async def list_files(self, path: str = ".", *, recursive: bool = False) -> tuple[FileInfo, ...]:
+        """As `Sandbox.list_files`."""
+        records = await self._do("list", path, recursive, limit=_LIST_LIMIT)
+        try:
+            return listing(records)
+        except ValueError as e:
+            self._link.lose(f"it sent no list of files ({e})")
+            raise SandboxUnavailableError(self.lost) from e
+
+    async def upload(self, source: Path, path: str = ".") -> None:
+        """As `Sandbox.upload`."""
+        await self._do("unpack", path, input=await anyio.to_thread.run_sync(archives.pack, source))
+
+    async def download(self, path: str, target: Path, *, limit: int = FILE_LIMIT) -> None:
+        """As `Sandbox.download`."""
+        archive = await self._do("pack", path, limit=limit)
+        await anyio.to_thread.run_sync(archives.unpack, archive, path, target)
+
+    async def put(self, files: Mapping[str, str | bytes]) -> None:
+        """Write files, by path."""
+        inside = {path: content for path, content in files.items() if not path.startswith("/")}
+        if inside:
+            await self._do("unpack", ".", input=archives.of(inside))
+        for path in files.keys() - inside.keys():
+            await self.write_file(path, files[path])
+
+    async def _do(
+        self, what: str, path: str, *args: object, input: bytes | None = None, limit: int = OUTPUT_LIMIT
+    ) -> bytes:
+        """Do something to files; returns what it says."""
+        call = {"do": what, "args": (check_path(path), *args), "user": None, "cwd": self._setup.workdir}
+        ending = await self._link.call(call, input, limit=limit, seconds=_FILE_SECONDS)
+        if ending.refusal:
+            raise file_error(path, ending.refusal)
+        if ending.timed_out:
+            raise ExecTimeoutError(f"{path}: it took over {_FILE_SECONDS:g} s", b"", b"", _FILE_SECONDS, False)
+        if ending.truncated:
+            raise OutputLimitExceededError(f"{path}: there is more than the limit of {limit} bytes")
+        if ending.returncode:
+            detail = "what was at work on it was killed" if ending.returncode > 128 else "it could not be done"
+            raise SandboxFileError(path, "invalid", detail)
+        return ending.stdout
+
+    async def _has_oom_killed(self) -> bool:
+        kills = await self._oom_kills()
+        seen, self._oom_seen = self._oom_seen, kills
+        return kills > seen
+
+
+async def _none_killed() -> int:
+    return 0
+
+
+@asynccontextmanager
+async def supervised(
+    stream: ByteStream,
+    setup: Setup,
+    files: Mapping[str, str | bytes],
+    *,
+    name: str,
+    lifetime: float,
+    ready_seconds: float,
+    oom_kills: Callable[[], Awaitable[int]] = _none_killed,
+) -> AsyncIterator[SupervisedSandbox]:
+    """The sandbox whose supervisor is at the other end of a stream, once it is ready.
+
+    Args:
+        stream: the way to it. Whoever made it closes it, after this.
+        setup: what holds for all commands.
+        files: what is there from the start, by path.
+        name: what the sandbox is called in errors.
+        lifetime: seconds until it is closed in any case.
+        ready_seconds: so long it may take until the supervisor is ready.
+        oom_kills: how many processes of it the kernel has killed for their memory.
+
+    Raises:
+        SandboxUnavailableError: it does not get ready.
+    """
+    link = Link(stream, name)
+    fields = {"env": {**setup.env}, "user": setup.user, "rlimits": {**setup.rlimits}, "hide": setup.hide}
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(link.serve, lifetime)
+            try:
+                await link.set_up(fields, ready_seconds)
+                sandbox = SupervisedSandbox(link, setup, oom_kills)
+                await sandbox.put(files)
+                yield sandbox
+            finally:
+                group.cancel_scope.cancel()
+    except BaseExceptionGroup as errors:
+        # Listening raises nothing: there is one error, and it is of whoever uses the sandbox.
+        raise errors.exceptions[0] from errors.exceptions[0].__cause__

@@ -1,0 +1,79 @@
+"""`unsafe-subprocess`: no sandbox at all. Commands run on this machine, as whoever runs this.
+
+For debugging an environment where nothing else can be had. It has the same interface, the same time-outs, and a folder
+of its own that is removed in the end. Nothing keeps a command in that folder.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.to_thread
+
+from moonmill.sandboxes.bundle import source
+from moonmill.sandboxes.errors import SandboxSpecError
+from moonmill.sandboxes.spawn import child
+from moonmill.sandboxes.supervised import Setup, SupervisedSandbox, supervised
+from moonmill.sandboxes.types import SandboxSpec
+
+_READY_SECONDS = 30.0
+
+
+class UnsafeSubprocessProvider:
+    """Runs commands as plain processes of this machine. See `SandboxProvider`."""
+
+    name = "unsafe-subprocess"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def enforces(self) -> Mapping[str, str]:
+        """Nothing."""
+        return {}
+
+    def require(self, spec: SandboxSpec) -> None:
+        """Refuse what it would ignore, as far as a spec asks for more than the defaults."""
+        if spec.image is not None:
+            raise SandboxSpecError(f"{self.name} has no images, and the spec's is {spec.image!r}: it is this machine")
+        if spec.user is not None:
+            raise SandboxSpecError(f"{self.name} runs everything as you, and the spec's user is {spec.user!r}")
+        if spec.limits.cpus is not None:
+            raise SandboxSpecError(f"{self.name} limits nothing, and the spec's limits.cpus is {spec.limits.cpus:g}")
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncIterator[SupervisedSandbox]:
+        """A folder of its own, in place of the spec's `workdir`."""
+        self.require(spec)
+        folder = await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "moonmill-unsafe-")
+        try:
+            path = os.environ.get("PATH", os.defpath)
+            env = {"PATH": path, "HOME": folder, "LANG": "C.UTF-8", **spec.env}
+            setup = Setup(workdir=folder, env=env, user=None, hide=False)
+            argv = [sys.executable, "-I", "-S", "-c", source()]
+            async with (
+                child(argv, env={"PATH": path, "LANG": "C.UTF-8"}) as process,
+                supervised(
+                    process.stream,
+                    setup,
+                    spec.files,
+                    name=f"{self.name} sandbox",
+                    lifetime=spec.limits.lifetime,
+                    ready_seconds=_READY_SECONDS,
+                ) as sandbox,
+            ):
+                yield sandbox
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(shutil.rmtree, Path(folder), True)
