@@ -27,6 +27,11 @@ class Sandbox(Protocol):
     sandbox is gone: at once, and for good.
     """
 
+    @property
+    def lost(self) -> str:
+        """Why it is of no more use; empty while it is, as far as is known."""
+        ...
+
     async def exec(
         self,
         argv: Sequence[str],
@@ -71,6 +76,14 @@ class Sandbox(Protocol):
 
         Raises:
             SandboxFileError: it cannot be written.
+        """
+        ...
+
+    async def write_files(self, files: Mapping[str, bytes | str]) -> None:
+        """Write several files at once, by path.
+
+        Raises:
+            SandboxFileError: one of them cannot be written.
         """
         ...
 

@@ -55,7 +55,7 @@ class SupervisedSandbox:
 
     @property
     def lost(self) -> str:
-        """Why it is of no more use; empty while it is, as far as is known."""
+        """As `Sandbox.lost`."""
         return self._link.lost
 
     async def exec(
@@ -97,6 +97,14 @@ class SupervisedSandbox:
         """As `Sandbox.write_file`."""
         await self._do("write", path, mode, input=content.encode() if isinstance(content, str) else content)
 
+    async def write_files(self, files: Mapping[str, bytes | str]) -> None:
+        """As `Sandbox.write_files`."""
+        inside = {path: content for path, content in files.items() if not path.startswith("/")}
+        if inside:
+            await self._do("unpack", ".", input=archives.of(inside))
+        for path in files.keys() - inside.keys():
+            await self.write_file(path, files[path])
+
     async def list_files(self, path: str = ".", *, recursive: bool = False) -> tuple[FileInfo, ...]:
         """As `Sandbox.list_files`."""
         records = await self._do("list", path, recursive, limit=_LIST_LIMIT)
@@ -114,14 +122,6 @@ class SupervisedSandbox:
         """As `Sandbox.download`."""
         archive = await self._do("pack", path, limit=limit)
         await anyio.to_thread.run_sync(archives.unpack, archive, path, target)
-
-    async def put(self, files: Mapping[str, str | bytes]) -> None:
-        """Write files, by path."""
-        inside = {path: content for path, content in files.items() if not path.startswith("/")}
-        if inside:
-            await self._do("unpack", ".", input=archives.of(inside))
-        for path in files.keys() - inside.keys():
-            await self.write_file(path, files[path])
 
     async def _do(
         self, what: str, path: str, *args: object, input: bytes | None = None, limit: int = OUTPUT_LIMIT
@@ -154,7 +154,7 @@ async def _none_killed() -> int:
 async def supervised(
     stream: ByteStream,
     setup: Setup,
-    files: Mapping[str, str | bytes],
+    files: Mapping[str, bytes | str],
     *,
     name: str,
     lifetime: float,
@@ -183,7 +183,7 @@ async def supervised(
             try:
                 await link.set_up(fields, ready_seconds)
                 sandbox = SupervisedSandbox(link, setup, oom_kills)
-                await sandbox.put(files)
+                await sandbox.write_files(files)
                 yield sandbox
             finally:
                 group.cancel_scope.cancel()

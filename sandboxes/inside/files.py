@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
@@ -32,8 +31,10 @@ def write_file(path: bytes, mode: int) -> None:
     folder = os.path.dirname(path)
     if folder:
         os.makedirs(folder, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
+    try:
         _refuse_irregular(os.stat(path))
+    except FileNotFoundError:
+        pass
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
     _refuse_irregular(os.fstat(fd))
     while True:

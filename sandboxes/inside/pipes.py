@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +36,7 @@ class Call:
         self.left = {self.stdout: spec["limit"], self.stderr: spec["limit"]}
         self.started = time.monotonic()
         self.deadline = self.started + spec["timeout"]
-        self.waiting: deque[bytes] = deque()
+        self.waiting = bytearray()
         """Input that it has not taken yet."""
         self.input_over = False
         self.refusal = b""

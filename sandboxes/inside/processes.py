@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -65,8 +64,10 @@ def kill_all(victims: Callable[[], set[int]], reap: Callable[[], None] = lambda:
             return True
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in found:
-                with contextlib.suppress(OSError):
+                try:
                     os.kill(pid, number)
+                except OSError:  # it has just ended
+                    pass
         reap()
         time.sleep(0.001)
     return False

@@ -16,8 +16,6 @@ import os
 import select
 import signal
 import time
-import traceback
-from collections import deque
 from typing import Any
 
 from moonmill.sandboxes.inside.child import become
@@ -67,12 +65,11 @@ class Supervisor:
         for fd in (0, 1):
             os.dup2(null, fd)
         self._received = bytearray()
-        self._unsent: deque[bytes] = deque()
-        self._unsent_bytes = 0
+        self._unsent = bytearray()
         self._setup: dict[str, Any] = {}
         self._calls: dict[int, Call] = {}
         self._by_fd: dict[int, Call] = {}
-        self._orphans: deque[int] = deque()
+        self._orphans: list[int] = []
         self._woken, wake = os.pipe()
         for fd in (self._from_host, self._to_host, self._woken, wake):
             os.set_blocking(fd, False)
@@ -107,7 +104,7 @@ class Supervisor:
             if fd == call.stdin:
                 if call.waiting:
                     poll.register(fd, select.POLLOUT)
-            elif fd == call.note or self._unsent_bytes < _MOST_UNSENT:
+            elif fd == call.note or len(self._unsent) < _MOST_UNSENT:
                 poll.register(fd, select.POLLIN)
         for fd in self._orphans:
             poll.register(fd, select.POLLIN)
@@ -136,22 +133,16 @@ class Supervisor:
     # The host
 
     def _send(self, kind: int, number: int, payload: bytes = b"") -> None:
-        frame = FRAME.pack(kind, number, len(payload)) + payload
-        self._unsent.append(frame)
-        self._unsent_bytes += len(frame)
+        self._unsent += FRAME.pack(kind, number, len(payload)) + payload
 
     def _flush(self) -> None:
         while self._unsent:
             try:
-                written = os.write(self._to_host, self._unsent[0])
+                del self._unsent[: os.write(self._to_host, self._unsent)]
             except BlockingIOError:
                 return
             except OSError:
                 self._leave()
-            self._unsent_bytes -= written
-            rest = self._unsent.popleft()[written:]
-            if rest:
-                self._unsent.appendleft(rest)
 
     def _receive(self) -> None:
         data = read(self._from_host)
@@ -175,6 +166,8 @@ class Supervisor:
             if os.getpid() != 1:
                 prctl(PR_SET_CHILD_SUBREAPER, 1)
             self._send(READY, number)
+            self._flush()
+            import resource  # noqa: F401  # for those that are forked from this
         elif kind == START:
             self._start(number, marshal.loads(payload))
         elif number in self._calls:
@@ -184,7 +177,7 @@ class Supervisor:
             elif kind == INPUT:
                 call.input_over = not payload
                 if payload:
-                    call.waiting.append(payload)
+                    call.waiting += payload
                 self._feed(call)
 
     def _leave(self) -> None:
@@ -211,18 +204,15 @@ class Supervisor:
     def _feed(self, call: Call) -> None:
         """Give a command what has come for it; what it does not want is thrown away."""
         while call.waiting:
-            piece = call.waiting[0]
             try:
-                written = os.write(call.stdin, piece) if call.stdin >= 0 else len(piece)
+                written = os.write(call.stdin, call.waiting) if call.stdin >= 0 else len(call.waiting)
             except BlockingIOError:
                 return
             except OSError:
                 self._let_go(call, "stdin")
                 continue
+            del call.waiting[:written]
             self._send(TAKEN, call.number, TAKE.pack(written))
-            call.waiting.popleft()
-            if written < len(piece):
-                call.waiting.appendleft(piece[written:])
         if call.input_over:
             self._let_go(call, "stdin")
 
@@ -277,7 +267,7 @@ class Supervisor:
                 del self._by_fd[fd]
                 self._orphans.append(fd)
         while len(self._orphans) > _MOST_ORPHANS:
-            os.close(self._orphans.popleft())
+            os.close(self._orphans.pop(0))
         self._let_go(call, "stdin")
         self._let_go(call, "note")
         del self._calls[call.number]
@@ -301,4 +291,6 @@ def main() -> None:
     try:
         supervisor.run()
     except BaseException:
+        import traceback
+
         supervisor.give_up("the supervisor failed: " + traceback.format_exc())
