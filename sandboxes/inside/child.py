@@ -45,14 +45,28 @@ def become(call: dict[str, Any], setup: dict[str, Any], pipes: Sequence[int], no
             DOABLE[call["do"]](*call["args"])
             os._exit(0)
         stage = "program"
-        env = {**setup["env"], **call["env"]}
-        os.execvpe(call["argv"][0], call["argv"], env)
+        _run(call["argv"], {**setup["env"], **call["env"]})
     except OSError as e:
         _refuse(note, stage, e.errno or 0, e.strerror or str(e))
     except BaseException as e:
         _refuse(note, stage, 0, type(e).__name__ + ": " + str(e))
     finally:
         os._exit(127)
+
+
+def _run(argv: list[bytes], env: dict[str, str]) -> None:
+    """Become a program. `os.execvpe` does the same, but imports `warnings` for it, which takes longer than the rest."""
+    if b"/" in argv[0]:
+        os.execve(argv[0], argv, env)
+    found: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for folder in env.get("PATH", os.defpath).encode().split(b":"):
+        try:
+            os.execve(os.path.join(folder or b".", argv[0]), argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as e:  # there may be another that can be run
+            found = e
+    raise found
 
 
 def _refuse(note: int, stage: str, number: int, why: str) -> None:
