@@ -16,11 +16,6 @@ pytestmark = pytest.mark.anyio
 SETUP = Setup(workdir="/w", env={}, user=None, hide=False)
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 class Stranger:
     """A stream on which somebody who is no supervisor sends what a test wants."""
 
