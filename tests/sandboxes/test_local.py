@@ -1,0 +1,132 @@
+"""What is the local provider's own: what it refuses, what it needs of the host, what it falls back to."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moonmill.sandboxes import SandboxLimits, SandboxSpec, SandboxSpecError, SandboxUnavailableError, cgroups
+from moonmill.sandboxes.local import LocalProvider
+
+pytestmark = pytest.mark.anyio
+ENTER = """
+import anyio
+from moonmill.errors import MoonmillError
+from moonmill.sandboxes.local import LocalProvider
+
+async def main():
+    try:
+        async with LocalProvider():
+            print("entered")
+    except MoonmillError as e:
+        print(type(e).__name__, e)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (SandboxSpec(image="ubuntu"), "has no images, and the spec's is 'ubuntu'"),
+        (SandboxSpec(network="open"), "opens no network"),
+        (SandboxSpec(user="root"), "one user, `user`, and the spec's is 'root'"),
+        (SandboxSpec(workdir="/usr/share/work"), "workdir: '/usr/share/work' cannot be"),
+        (SandboxSpec(workdir="/tmp"), "workdir: '/tmp' cannot be"),
+        (SandboxSpec(workdir="/a/../etc"), "workdir: '/a/../etc' cannot be"),
+        (SandboxSpec(workdir="here"), "workdir: 'here' cannot be"),
+        (SandboxSpec(workdir="/"), "workdir: '/' cannot be"),
+    ],
+)
+async def test_a_spec_that_it_cannot_honour_is_refused(local: LocalProvider, spec: SandboxSpec, why: str) -> None:
+    with pytest.raises(SandboxSpecError, match=why):
+        async with local.open(spec):
+            pass
+
+
+@pytest.mark.parametrize("workdir", ["/workspace", "/home/user/project", "/testbed"])
+async def test_the_workdir_is_where_the_spec_says(local: LocalProvider, workdir: str) -> None:
+    async with local.open(SandboxSpec(workdir=workdir, files={"a b/c": "1", "/tmp/d": b"2"})) as sandbox:
+        assert (await sandbox.exec(["pwd"])).stdout == f"{workdir}\n"
+        assert (await sandbox.exec(["sh", "-c", "echo $HOME; cat 'a b/c' /tmp/d"])).stdout == f"{workdir}\n12"
+
+
+async def test_without_bubblewrap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SandboxUnavailableError, match="no program bwrap on the PATH: apt-get install bubblewrap"):
+        async with LocalProvider():
+            pass
+
+
+def test_where_user_namespaces_are_blocked_it_fails_closed() -> None:
+    """Within a namespace in which the kernel makes no further ones, as many hosts are set."""
+    bwrap = shutil.which("bwrap")
+    assert bwrap
+    blocked = [bwrap, "--bind", "/", "/", "--dev-bind", "/dev", "/dev", "--unshare-user", "--disable-userns"]
+    done = subprocess.run(
+        [*blocked, "--uid", "1000", "--gid", "1000", sys.executable, "-P", "-c", ENTER],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("SandboxUnavailableError the local sandbox is gone"), done
+    assert "sysctl -w user.max_user_namespaces" in done.stdout
+    assert "or use the docker provider" in done.stdout
+
+
+async def test_without_control_groups_each_process_has_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "find", lambda: None)
+    async with LocalProvider() as provider:
+        assert "each process alone" in provider.enforces()["memory"]
+        assert "cpus" not in provider.enforces()
+        with pytest.raises(SandboxSpecError, match=r"limits\.cpus: 0\.5 cannot be enforced.*systemd-run"):
+            provider.require(SandboxSpec(limits=SandboxLimits(cpus=0.5)))
+        async with provider.open(SandboxSpec(limits=SandboxLimits(memory_mib=128))) as sandbox:
+            done = await sandbox.exec(["python3", "-c", "bytearray(300 << 20)"])
+            assert "MemoryError" in done.stderr
+            assert (await sandbox.exec(["python3", "-c", "bytearray(30 << 20)"])).returncode == 0
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_groups_of_either_version_are_set_and_removed(tmp_path: Path, version: int) -> None:
+    """The kernel here has one of them; of the other, at least the files that would be written are right."""
+    parents = {name: tmp_path / (name if version == 1 else "") for name in ("memory", "cpu")}
+    for parent in parents.values():
+        parent.mkdir(exist_ok=True)
+    group = cgroups.Groups(parents, version).new()
+    group.limit(SandboxLimits(memory_mib=2, cpus=1.5))
+    group.add(42)
+    written = {
+        str(path.relative_to(tmp_path)).replace(f"moonmill-{os.getpid()}-1/", ""): path.read_text()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
+    if version == 2:
+        assert written == {"memory.max": str(2 << 20), "cpu.max": "150000 100000", "cgroup.procs": "42"}
+    else:
+        assert written == {
+            "memory/memory.limit_in_bytes": str(2 << 20),
+            "memory/cgroup.procs": "42",
+            "cpu/cpu.cfs_period_us": "100000",
+            "cpu/cpu.cfs_quota_us": "150000",
+            "cpu/cgroup.procs": "42",
+        }
+
+
+def test_groups_of_processes_that_are_no_more_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for name in (f"moonmill-{ended.pid}-3", f"moonmill-{os.getpid()}-3", "somebody-elses"):
+        (tmp_path / name).mkdir()
+    cgroups.Groups({"memory": tmp_path}, 2).sweep()
+    assert {p.name for p in tmp_path.iterdir()} == {f"moonmill-{os.getpid()}-3", "somebody-elses"}
+
+
+async def test_a_share_of_a_processor_is_what_it_gets(local: LocalProvider) -> None:
+    busy = "import time; end = time.monotonic() + 1; \nwhile time.monotonic() < end: pass\nprint(time.process_time())"
+    async with local.open(SandboxSpec(limits=SandboxLimits(cpus=0.2))) as sandbox:
+        used = float((await sandbox.exec(["python3", "-c", busy])).stdout)
+    assert used < 0.5
