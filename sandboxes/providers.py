@@ -1,0 +1,35 @@
+"""Providers by name, imported when they are asked for."""
+
+import importlib
+from collections.abc import Mapping
+
+from moonmill.blame import text_of
+from moonmill.errors import ConfigError
+from moonmill.sandboxes.sandbox import SandboxProvider
+
+PROVIDERS: Mapping[str, str] = {
+    "local": "moonmill.sandboxes.local:LocalProvider",
+    "docker": "moonmill.sandboxes.docker:DockerProvider",
+    "unsafe-subprocess": "moonmill.sandboxes.unsafe:UnsafeSubprocessProvider",
+}
+
+
+def make_provider(name: str) -> SandboxProvider:
+    """The provider that a config names: one of ours, or `package.module:factory`.
+
+    Raises:
+        ConfigError: there is none of that name, or it cannot be made.
+    """
+    place = PROVIDERS.get(name, name)
+    module, colon, factory = place.rpartition(":")
+    if not colon:
+        known = ", ".join(PROVIDERS)
+        raise ConfigError(f"sandbox.provider: there is no {name!r}; there are {known}, and `package.module:factory`")
+    try:
+        made: SandboxProvider = getattr(importlib.import_module(module), factory)()
+    except Exception as e:
+        raise ConfigError(f"sandbox.provider: {name} cannot be had: {type(e).__name__}: {text_of(e)}") from e
+    missing = [what for what in ("__aenter__", "__aexit__", "enforces", "require", "open") if not hasattr(made, what)]
+    if missing:
+        raise ConfigError(f"sandbox.provider: {name} makes {made!r:.200}, which has no {', '.join(missing)}")
+    return made
