@@ -40,6 +40,7 @@ class RootGroup(LazyGroup):
         "serve": "moonmill.cli.serve:serve",
         "export": "moonmill.cli.export:export",
         "engine": "moonmill.cli.engine:engine",
+        "sandbox": "moonmill.cli.sandbox:sandbox",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
