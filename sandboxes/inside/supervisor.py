@@ -73,6 +73,7 @@ class Supervisor:
         self._woken, wake = os.pipe()
         for fd in (self._from_host, self._to_host, self._woken, wake):
             os.set_blocking(fd, False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python would raise, for one from inside as well
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
