@@ -30,7 +30,7 @@ def write_file(path: bytes, mode: int) -> None:
     """A regular file, whole, and the folders it is in."""
     folder = os.path.dirname(path)
     if folder:
-        os.makedirs(folder, exist_ok=True)
+        _make_folder(folder)
     try:
         _refuse_irregular(os.stat(path))
     except FileNotFoundError:
@@ -73,10 +73,17 @@ def unpack(path: bytes) -> None:
     """A tar stream of the host's, into a folder."""
     import tarfile
 
-    os.makedirs(path, exist_ok=True)
+    _make_folder(path)
     with open(0, "rb", closefd=False) as stream, tarfile.open(mode="r|", fileobj=stream) as archive:
         for member in archive:
             archive.extract(member, os.fsdecode(path))
+
+
+def _make_folder(path: bytes) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "is no folder") from None
 
 
 def _refuse_irregular(info: os.stat_result) -> None:
