@@ -120,7 +120,7 @@ class SupervisedSandbox:
 
     async def download(self, path: str, target: Path, *, limit: int = FILE_LIMIT) -> None:
         """As `Sandbox.download`."""
-        archive = await self._do("pack", path, limit=limit)
+        archive = await self._do("pack", path, limit, limit=limit)
         await anyio.to_thread.run_sync(archives.unpack, archive, path, target)
 
     async def _do(
