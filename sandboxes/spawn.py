@@ -1,10 +1,12 @@
 """A supervisor as a child process of ours, and the stream to it."""
 
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import IO
 
 import anyio
@@ -121,7 +123,18 @@ async def _end(process: "subprocess.Popen[bytes]") -> None:
             with anyio.move_on_after(seconds):
                 await anyio.wait_readable(handle)
                 break
-            process.kill()
+            _kill(process)
     finally:
         os.close(handle)
     process.poll()
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill it and what it has started: the first process of a namespace does not end with who made that."""
+    try:
+        below = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    except OSError:  # it has just ended, or the kernel does not tell
+        below = []
+    for pid in (*map(int, below), process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
