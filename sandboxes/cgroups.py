@@ -4,6 +4,7 @@ Our groups stand in one folder of the hierarchy and are called `moonmill-<our pi
 has been killed are removed by the next one that looks.
 """
 
+import itertools
 import os
 import re
 from contextlib import suppress
@@ -15,6 +16,8 @@ from moonmill.sandboxes.types import MIB, SandboxLimits
 
 _ROOT = Path("/sys/fs/cgroup")
 _NAME = re.compile(r"moonmill-([0-9]+)-[0-9]+")
+_numbers = itertools.count(1)
+"""For the names of groups: there may be several providers in one process."""
 _REMOVE_ATTEMPTS = 100
 _PERIOD = 100_000
 """Microseconds over which a share of the processors is counted."""
@@ -74,7 +77,6 @@ class Groups:
     def __init__(self, parents: dict[str, Path], version: int) -> None:
         self._parents = parents
         self.version = version
-        self._made = 0
 
     @property
     def controllers(self) -> frozenset[str]:
@@ -82,8 +84,7 @@ class Groups:
 
     def new(self) -> Group:
         """A group that is not there yet."""
-        self._made += 1
-        name = f"moonmill-{os.getpid()}-{self._made}"
+        name = f"moonmill-{os.getpid()}-{next(_numbers)}"
         return Group({controller: parent / name for controller, parent in self._parents.items()}, self.version)
 
     def sweep(self) -> None:
