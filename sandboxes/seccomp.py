@@ -18,7 +18,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 """Where they stand in what the program is given. The lower half of an argument comes first on the machines here."""
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
-_REFUSED = {
+REFUSED = {
     "x86_64": {
         "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "process_madvise": 440,
         "pidfd_getfd": 438, "add_key": 248, "request_key": 249, "keyctl": 250, "bpf": 321, "perf_event_open": 298,
@@ -53,17 +53,18 @@ _EXAMINED = {
 _AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 """From here on, x86_64 has its calls a second time, for 32-bit pointers."""
-_NEW_NAMESPACES = 0x7E020000
+NEW_NAMESPACES = 0x7E020000
 """All CLONE_NEW flags."""
-_UNIX, _INET, _INET6 = 1, 2, 10
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-"""They type into a terminal."""
+FAMILIES = (1, 2, 10)
+"""Of sockets that may be: unix, inet and inet6."""
+TERMINAL_REQUESTS = (0x5412, 0x541C)
+"""TIOCSTI and TIOCLINUX: they type into a terminal."""
 
 
 def program(machine: str = "") -> bytes | None:
     """The filter for a machine, this one by default; None where none is written for it."""
     machine = machine or platform.machine()
-    if machine not in _REFUSED:
+    if machine not in REFUSED:
         return None
     calls = _EXAMINED[machine]
     code = [
@@ -76,15 +77,15 @@ def program(machine: str = "") -> bytes | None:
         code += _if(_JUMP_GREATER_OR_EQUAL, _X32, _refuse(errno.ENOSYS))
     # Its flags are in memory, where no filter can look; without it, programs fall back to `clone`.
     code += _if(_JUMP_EQUAL, calls["clone3"], _refuse(errno.ENOSYS))
-    for number in _REFUSED[machine].values():
+    for number in REFUSED[machine].values():
         code += _if(_JUMP_EQUAL, number, _refuse(errno.EPERM))
-    code += _examine(calls["clone"], 0, _if(_JUMP_SET, _NEW_NAMESPACES, _refuse(errno.EPERM)))
+    code += _examine(calls["clone"], 0, _if(_JUMP_SET, NEW_NAMESPACES, _refuse(errno.EPERM)))
     code += _examine(
         calls["ioctl"],
         1,
-        _if(_JUMP_EQUAL, _TIOCSTI, _refuse(errno.EPERM)) + _if(_JUMP_EQUAL, _TIOCLINUX, _refuse(errno.EPERM)),
+        [line for request in TERMINAL_REQUESTS for line in _if(_JUMP_EQUAL, request, _refuse(errno.EPERM))],
     )
-    allowed = [line for family in (_UNIX, _INET, _INET6) for line in _if(_JUMP_EQUAL, family, _ALLOW)]
+    allowed = [line for family in FAMILIES for line in _if(_JUMP_EQUAL, family, _ALLOW)]
     code += _examine(calls["socket"], 0, [*allowed, _return(_refuse(errno.EAFNOSUPPORT))])
     return b"".join([*code, _return(_ALLOW)])
 
