@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@[ -x $(BIN)/python ] || { echo "no Python 3.11 or newer with venv found: install one, or set PYTHON=" >&2; exit 1; }
 	@echo "installing into $(VENV) (minutes, the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,report,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,report,docker,dev]'
 	@touch $@
 	@echo "installed: source $(BIN)/activate makes moonmill a command"
 
@@ -43,11 +43,11 @@ demo: install
 	@$(BIN)/moonmill train examples/calculator/demo.yaml --set run_dir=$(DEMO_RUN)
 
 # Two at a time: much of a whole run's test is waiting. A file stays on one worker, for what its tests share.
-# A test talks to the engine with curl.
+# A test talks to the engine with curl; the sandboxes' meet a real Docker daemon, which is started where none answers.
 test: install
 	@command -v curl >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq curl; } || \
 	    { echo "the tests need curl: install it, or run as root" >&2; exit 1; }
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not vllm'
+	@tests/sandboxes/with_docker $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not vllm'
 
 # An environment that is installed already, with the version that is wanted, is left alone. Two at a time, as above.
 test-vllm: install
