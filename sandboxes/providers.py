@@ -9,7 +9,7 @@ from moonmill.sandboxes.sandbox import SandboxProvider
 
 PROVIDERS: Mapping[str, str] = {
     "local": "moonmill.sandboxes.local:LocalProvider",
-    "docker": "moonmill.sandboxes.docker:DockerProvider",
+    "docker": "moonmill.sandboxes.docker_provider:DockerProvider",
     "unsafe-subprocess": "moonmill.sandboxes.unsafe:UnsafeSubprocessProvider",
 }
 

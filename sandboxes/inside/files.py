@@ -61,7 +61,7 @@ def list_files(path: bytes, recursive: bool) -> None:
 
 
 def pack(path: bytes, most: int) -> None:
-    """What is in a folder, as a tar stream. Of one longer than `most`, one byte more, which tells that there is more."""
+    """What is in a folder, as a tar stream. Of one longer than `most`, one byte more: that tells that there is more."""
     import tarfile
 
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))  # or what is wrong with it
