@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from typing import Any
 
 from moonmill.sandboxes.inside.frames import CHUNK
 
@@ -65,7 +66,8 @@ def pack(path: bytes, most: int) -> None:
     import tarfile
 
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))  # or what is wrong with it
-    with tarfile.open(mode="w|", fileobj=_Bounded(most + 1)) as archive:
+    out: Any = _Bounded(most + 1)
+    with tarfile.open(mode="w|", fileobj=out) as archive:
         archive.add(os.fsdecode(path), arcname=".")
 
 
