@@ -9,7 +9,7 @@ What always holds:
 
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -77,7 +77,8 @@ class DockerProvider:
     ) -> None:
         with CancelScope(shield=True):
             async with self._stack:
-                await self._remove_all(lambda labels: labels[docker_owner.LABEL] == self.id)
+                with suppress(DaemonError):  # a daemon that is gone: what ended with it is of no interest here any more
+                    await self._remove_all(lambda labels: labels[docker_owner.LABEL] == self.id)
 
     def enforces(self) -> Mapping[str, str]:
         """What holds on this host and by which means."""

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from moonmill.sandboxes import SandboxSpec, SandboxUnavailableError
+from moonmill.sandboxes.docker_client import DaemonError
+from moonmill.sandboxes.docker_daemon import Daemon
 from tests.sandboxes.containers import of, provider
 
 pytestmark = pytest.mark.anyio
@@ -115,6 +117,19 @@ async def test_a_daemon_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert result.stdout_bytes == b"x" * (1 << 20)
             assert of(docker) == {}
         door.shutdown(socket.SHUT_RDWR)
+
+
+async def test_a_daemon_that_goes_away_hides_no_other_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody(self: Daemon, doing: str, *args: object, **kwargs: object) -> None:
+        raise DaemonError(doing, "Connection refused")
+
+    async def use() -> None:
+        async with provider():
+            monkeypatch.setattr(Daemon, "call", nobody)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await use()
 
 
 async def test_no_docker_package(monkeypatch: pytest.MonkeyPatch) -> None:
