@@ -152,8 +152,6 @@ class DockerProvider:
                     oom_kills=lambda: _oom_kills(sandbox, counter),
                 )
             )
-        except SandboxFileError as e:
-            raise SandboxSpecError(f"a file of the spec's cannot be in the image {image.name!r}: {e}") from e
         except SandboxUnavailableError as e:
             raise _explained(e, stream.last_words(), image) from e
         return sandbox

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from moonmill.sandboxes.errors import SandboxUnavailableError
 from moonmill.sandboxes.sandbox import Sandbox, SandboxProvider
+from moonmill.sandboxes.supervised import give
 from moonmill.sandboxes.types import SandboxSpec
 
 _ATTEMPTS = 3
@@ -130,8 +131,7 @@ class SandboxPool:
         """
         self._provider.require(spec)
         async with self._place(), self._entry(msgspec.structs.replace(spec, files={})) as sandbox:
-            if spec.files:
-                await sandbox.write_files(spec.files)
+            await give(sandbox, spec.files)
             yield sandbox
 
     @asynccontextmanager

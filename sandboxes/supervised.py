@@ -20,10 +20,11 @@ from moonmill.sandboxes.errors import (
     ExecTimeoutError,
     OutputLimitExceededError,
     SandboxFileError,
+    SandboxSpecError,
     SandboxUnavailableError,
 )
 from moonmill.sandboxes.link import ByteStream, Link
-from moonmill.sandboxes.sandbox import FILE_LIMIT, OUTPUT_LIMIT, TIMEOUT
+from moonmill.sandboxes.sandbox import FILE_LIMIT, OUTPUT_LIMIT, TIMEOUT, Sandbox
 from moonmill.sandboxes.types import MIB, ExecResult, FileInfo
 
 _FILE_SECONDS = 120.0
@@ -146,6 +147,16 @@ class SupervisedSandbox:
         return kills > seen
 
 
+async def give(sandbox: Sandbox, files: Mapping[str, bytes | str]) -> None:
+    """Write the files of a spec. Raises `SandboxSpecError` where one of them cannot be."""
+    if not files:
+        return
+    try:
+        await sandbox.write_files(files)
+    except SandboxFileError as e:
+        raise SandboxSpecError(f"files: {e}") from e
+
+
 async def _none_killed() -> int:
     return 0
 
@@ -174,6 +185,7 @@ async def supervised(
 
     Raises:
         SandboxUnavailableError: it does not get ready.
+        SandboxSpecError: one of the files cannot be there.
     """
     link = Link(stream, name)
     fields = {"env": {**setup.env}, "user": setup.user, "rlimits": {**setup.rlimits}, "hide": setup.hide}
@@ -183,7 +195,7 @@ async def supervised(
             try:
                 await link.set_up(fields, ready_seconds)
                 sandbox = SupervisedSandbox(link, setup, oom_kills)
-                await sandbox.write_files(files)
+                await give(sandbox, files)
                 yield sandbox
             finally:
                 group.cancel_scope.cancel()

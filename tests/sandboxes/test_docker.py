@@ -179,7 +179,7 @@ async def test_what_cannot_be_had_is_refused() -> None:
 
 async def test_files_of_a_spec_that_cannot_be_there_are_refused() -> None:
     async with provider() as docker:
-        with pytest.raises(SandboxSpecError, match=r"a file of the spec's cannot be in the image .*: /etc/passwd: "):
+        with pytest.raises(SandboxSpecError, match="files: /etc/passwd: "):
             async with docker.open(SandboxSpec(files={"/etc/passwd": "me"})):
                 pass
         assert of(docker) == {}
