@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-import anyio
 import msgspec
 
 from moonmill.agents.agent import Agent, Session
@@ -18,6 +17,7 @@ from moonmill.agents.recordable import recordable
 from moonmill.blame import place_of, text_of
 from moonmill.envs import EnvHost, MultiTurnEnv
 from moonmill.errors import ContextFullError, EngineError, MoonmillError, PromptTooLongError, RewardError
+from moonmill.sandboxes import SandboxError
 from moonmill.types import Message, Rollout, Segment, Status, StopReason, Task, Timings, ToolFault
 
 EnvFactory = Callable[[], MultiTurnEnv]
@@ -55,8 +55,9 @@ class EpisodeRunner:
         episode = _Episode()
         rollout: Rollout | None = None
         scoring = 0.0
+        host = EnvHost(self.factory, self.env_id)
         try:
-            async with EnvHost(self.factory, self.env_id) as host:
+            async with host:
                 await episode.play(host, self.agent, own, seed)
                 rollout = episode.rollout(self.env_id, own, id, seed, index, group)
                 scored_from = time.monotonic()
@@ -68,7 +69,14 @@ class EpisodeRunner:
             failed = episode.rollout(self.env_id, task, id, seed, index, group)
             # What has its reward keeps it: only `close` can have raised.
             rollout = msgspec.structs.replace(rollout, error=text_of(e)) if rollout and scoring else failed
-        timings = Timings(started_at, time.monotonic() - start, episode.generation, episode.environment, scoring)
+        timings = Timings(
+            started_at=started_at,
+            total=time.monotonic() - start,
+            generation=episode.generation,
+            environment=episode.environment,
+            scoring=scoring,
+            sandbox=host.sandbox_seconds,
+        )
         return msgspec.structs.replace(rollout, task=task, timings=timings)
 
 
@@ -91,7 +99,7 @@ class _Episode:
 
     async def play(self, host: EnvHost, agent: Agent, task: Task, seed: int) -> None:
         """Take turns until the environment, a limit or a failure ends the episode."""
-        with anyio.move_on_after(host.limits.max_seconds) as scope:
+        with host.time_limit(host.limits.max_seconds) as scope:
             try:
                 self.observation = await self._timed_env(host.reset, task, seed)
                 with self._asking():
@@ -168,6 +176,8 @@ class _Episode:
         self.error = text_of(error)
         if isinstance(error, PromptTooLongError):
             self.stop_reason = StopReason.PROMPT_TOO_LONG
+        elif isinstance(error, SandboxError):
+            self.stop_reason = StopReason.SANDBOX_ERROR
         elif isinstance(error, RewardError):
             self.stop_reason = StopReason.SCORING_ERROR
         elif self.asking or isinstance(error, EngineError):

@@ -4,12 +4,17 @@ from moonmill.envs.base import MultiTurnEnv
 from moonmill.envs.feed import TaskFeed
 from moonmill.envs.host import EnvHost, StepResult
 from moonmill.envs.marks import metric, reward, stop
+from moonmill.envs.sandbox_handles import AsyncSandbox, BlockingSandbox
+from moonmill.envs.sandbox_service import SandboxService
 from moonmill.envs.taskset import Taskset
 from moonmill.envs.tools import ToolSpec, tool
 
 __all__ = [
+    "AsyncSandbox",
+    "BlockingSandbox",
     "EnvHost",
     "MultiTurnEnv",
+    "SandboxService",
     "StepResult",
     "TaskFeed",
     "Taskset",

@@ -11,11 +11,13 @@ from random import Random
 from typing import Any, ClassVar, Self
 
 from moonmill.envs.episode import Definition, Episode
+from moonmill.envs.episode_sandboxes import FurtherSandbox
 from moonmill.envs.lifecycle import begin, inside, react, surround
-from moonmill.envs.limits import check_class
+from moonmill.envs.limits import check_class, check_sandbox
 from moonmill.envs.marks import collect_marks
 from moonmill.envs.tools import ToolSpec, collect_tools
-from moonmill.errors import EpisodeOverError, ToolDefinitionError, defining
+from moonmill.errors import EnvCodeError, EpisodeOverError, ToolDefinitionError, defining
+from moonmill.sandboxes.types import SandboxSpec
 from moonmill.seeding import derive_seed
 from moonmill.types import FinishReason, Message, Task
 
@@ -54,6 +56,8 @@ class MultiTurnEnv(ABC):
     """What each reward, of the episode or a turn, must lie within; one outside makes the rollout fail."""
     system_prompt: str | None = None
     """Put in front of every task's prompt that has no system message of its own."""
+    sandbox: SandboxSpec | None = None
+    """What the episode's own sandbox is like; in methods, `self.sandbox` is the sandbox itself. None for none."""
 
     task: Task
     """The problem of this episode."""
@@ -106,6 +110,27 @@ class MultiTurnEnv(ABC):
 
     def close(self) -> Any:
         """Close what `setup` opened; may be async. Called once at the end, also after a failure."""
+
+    def open_sandbox(self, spec: SandboxSpec | None = None) -> FurtherSandbox:
+        """A fresh sandbox besides the episode's own, for as long as a `with` (or `async with`) lasts.
+
+        For graders: what the model has left in its sandbox, processes included, cannot reach into it.
+
+        Args:
+            spec: what it is like; None takes that of the episode's own.
+
+        Raises:
+            EnvCodeError: there is neither.
+        """
+        sandboxes = self._moonmill.sandboxes
+        declared = sandboxes.spec or check_sandbox(type(self), self.sandbox)
+        wanted = declared if spec is None else check_sandbox(type(self), spec)
+        if wanted is None:
+            raise EnvCodeError(
+                f"{type(self).__name__}.open_sandbox() has nothing to go by: give it a SandboxSpec, or set `sandbox` "
+                "in the class"
+            )
+        return FurtherSandbox(sandboxes, wanted)
 
     @property
     def tool_specs(self) -> tuple[ToolSpec, ...]:

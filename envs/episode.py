@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from moonmill.envs.episode_sandboxes import EpisodeSandboxes
 from moonmill.envs.faults import FaultLog
 from moonmill.envs.marks import Mark
 from moonmill.envs.threads import BY_HAND, Home
@@ -43,12 +44,14 @@ class Episode:
         self.is_finished = False
         """A tool has ended the episode."""
         self.faults = FaultLog()
+        self.sandboxes = EpisodeSandboxes()
 
     def anew(self) -> "Episode":
         """The state of a new instance in the same place."""
         args, kwargs = self.arguments
         episode = Episode(args, kwargs)
-        episode.home, episode.own_tasks = self.home, self.own_tasks
+        episode.home, episode.own_tasks, episode.sandboxes = self.home, self.own_tasks, self.sandboxes
+        episode.sandboxes.begin_anew()
         return episode
 
     def take_reward(self) -> float:

@@ -5,8 +5,8 @@ code raises outside a tool comes out as `EnvCodeError`; the environment is close
 bound.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -17,7 +17,9 @@ from msgspec.structs import replace
 
 from moonmill.blame import blaming
 from moonmill.envs.base import MultiTurnEnv
+from moonmill.envs.clock import Clock
 from moonmill.envs.episode import Episode
+from moonmill.envs.episode_sandboxes import EpisodeSandboxes
 from moonmill.envs.lifecycle import close_on_the_loop, is_async
 from moonmill.envs.limits import Limits, limits_of
 from moonmill.envs.returned import as_number
@@ -55,6 +57,7 @@ class EnvHost:
         self._env: MultiTurnEnv
         self._episode: Episode
         self._limits: Limits
+        self._sandboxes = EpisodeSandboxes()
 
     async def __aenter__(self) -> Self:
         self._thread = OwnerThread.acquire()
@@ -87,6 +90,11 @@ class EnvHost:
         return self._limits
 
     @property
+    def sandbox_seconds(self) -> float:
+        """Waited for sandboxes."""
+        return self._sandboxes.seconds
+
+    @property
     def faults(self) -> tuple[ToolFault, ...]:
         return self._episode.faults.faults
 
@@ -106,9 +114,23 @@ class EnvHost:
         """`rollout` with its rewards, metrics and reward; unscored where that takes too long."""
         if self._thread.abandoned:
             return unscored(rollout, "the environment is still busy with a call that had to be left behind")
-        with anyio.move_on_after(self._limits.max_scoring_seconds):
-            return await self._guarded("scoring", partial(score, self._env, self.env_id, rollout))
-        return unscored(rollout, f"scoring took longer than max_scoring_seconds ({self._limits.max_scoring_seconds:g})")
+        limit = self._limits.max_scoring_seconds
+        with self.time_limit(limit) as scope:
+            rollout = await self._guarded("scoring", partial(score, self._env, self.env_id, rollout))
+        if scope.cancelled_caught:
+            return unscored(rollout, f"scoring took longer than max_scoring_seconds ({limit:g})")
+        return rollout
+
+    @contextmanager
+    def time_limit(self, seconds: float) -> Iterator[anyio.CancelScope]:
+        """Cancels what takes longer. The time the episode waits for a sandbox is not counted."""
+        with anyio.move_on_after(seconds) as scope:
+            clock, clocks = Clock(scope), self._sandboxes.clocks
+            clocks.append(clock)
+            try:
+                yield scope
+            finally:
+                clocks.remove(clock)
 
     def _construct(self) -> MultiTurnEnv:
         env: object = self._factory()
@@ -116,6 +138,7 @@ class EnvHost:
             raise EnvCodeError(f"{self.env_id} is no MultiTurnEnv, but makes {env!r:.200}")
         self._limits = limits_of(env)
         self._episode = env._moonmill
+        self._sandboxes = env._moonmill.sandboxes
         self._episode.home = self._thread
         return env
 
@@ -135,11 +158,15 @@ class EnvHost:
     def _blaming(self, where: str, method: Callable[[], T]) -> T:
         # On the thread itself, because a StopIteration cannot leave it.
         with blaming(self.env_id, where):
-            return method()
+            result = method()
+            self._sandboxes.raise_if_lost()
+            return result
 
     async def _bounded(self, seconds: float, where: str, method: Callable[[], T]) -> T:
-        with anyio.move_on_after(seconds):
-            return await self._guarded(where, method)
+        with self.time_limit(seconds) as scope:
+            result = await self._guarded(where, method)
+        if not scope.cancelled_caught:
+            return result
         raise EnvCodeError(f"{self.env_id}: {where} took longer than {seconds:g} s")
 
     async def _close(self) -> None:
@@ -153,6 +180,8 @@ class EnvHost:
                         await thread.await_apart(partial(close_on_the_loop, env))
         finally:
             thread.release(last=env.close)  # What needs a thread that is still busy is closed when that comes back.
+            with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
+                await self._sandboxes.close_there()
 
 
 def unscored(rollout: Rollout, why: str) -> Rollout:

@@ -2,7 +2,8 @@
 
 Seen from outside the four are synchronous, take and return Gymnasium's values, and keep the episode in order: the
 conversation is complete, turns are counted, limits and `@stop` methods apply, an episode that has ended cannot be
-stepped, a second `reset` begins as a new instance would, `setup` and `close` happen once.
+stepped, a second `reset` begins as a new instance would, `setup` and `close` happen once. A sandbox is there before
+`setup` and gone after `close`.
 
 Seen from inside, through `super()`, they are what the author wrote. An override may be async; `super().step(...)` and
 `super().reset(...)` are then awaited, and what they run stays on the episode's thread.
@@ -15,7 +16,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from moonmill.envs.calls import answer, settled
+from moonmill.envs.limits import check_sandbox
 from moonmill.envs.returned import UNBOUNDED, as_number, as_observation, unpacked
+from moonmill.envs.sandbox_handles import BlockingSandbox
 from moonmill.envs.tasks import numbered
 from moonmill.errors import EnvCodeError, EpisodeOverError, ToolDefinitionError
 from moonmill.types import Message, Task
@@ -66,10 +69,25 @@ def inside(env: "MultiTurnEnv", name: str, body: Callable[..., Any], *args: Any)
 
 def begin(env: "MultiTurnEnv") -> tuple[Observation, dict[str, Any]]:
     """What `reset` does of itself: show the prompt."""
+    furnish(env)
+    return prompt_of(env), {}
+
+
+def prompt_of(env: "MultiTurnEnv") -> Observation:
+    """What the model is shown first."""
     prompt = env.task.messages()
     if env.system_prompt is not None and not (prompt and prompt[0].role == "system"):
         prompt = (Message("system", env.system_prompt), *prompt)
-    return prompt, {}
+    return prompt
+
+
+def furnish(env: "MultiTurnEnv") -> None:
+    """Put the sandbox that `env.sandbox` specifies in its place, unless that was done before."""
+    wanted: object = env.sandbox
+    if wanted is not None and not isinstance(wanted, BlockingSandbox):
+        spec = check_sandbox(type(env), wanted)
+        assert spec is not None
+        vars(env)["sandbox"] = env._moonmill.sandboxes.open_own(spec)
 
 
 def react(env: "MultiTurnEnv", action: Message | str) -> Step:
@@ -121,14 +139,19 @@ def _is_ours(cls: type) -> bool:
 
 def _setup(env: "MultiTurnEnv", inner: Inner) -> None:
     if not env._moonmill.is_set_up:
+        furnish(env)
         inner()
+        furnish(env)
         env._moonmill.is_set_up = True
 
 
 def _close(env: "MultiTurnEnv", inner: Inner) -> None:
     if not env._moonmill.is_closed:
         env._moonmill.is_closed = env._moonmill.is_over = True
-        inner()
+        try:
+            inner()
+        finally:
+            env._moonmill.sandboxes.close()
 
 
 def _reset(
@@ -147,6 +170,7 @@ def _reset(
     episode.has_begun = True
     observation, info = unpacked(where, inner(seed=seed, options={**options, "task": env.task}), 2)
     observation = as_observation(where, observation)
+    furnish(env)
     env.messages = list(observation)
     episode.is_over = False
     return observation, info

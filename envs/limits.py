@@ -1,4 +1,6 @@
-"""The limits an author sets on an environment's class or instances: checked where they are set, not where they bite."""
+"""What an author sets on an environment's class or instances, limits and sandbox: checked where it is set, not where it
+bites.
+"""
 
 import difflib
 from typing import Annotated, Any
@@ -7,6 +9,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from moonmill.errors import EnvCodeError
+from moonmill.sandboxes.errors import SandboxSpecError
+from moonmill.sandboxes.specs import check_spec
+from moonmill.sandboxes.types import SandboxSpec
 
 _Whole = Annotated[int, Meta(ge=1)]
 _Seconds = Annotated[float, Meta(gt=0)]
@@ -42,9 +47,29 @@ def check_class(owner: type) -> None:
     for name, value in vars(owner).items():
         if name in _LIMITS and not hasattr(value, "__get__"):  # A property is asked of the instance.
             _check(owner.__name__, name, value)
+        elif name == "sandbox":
+            check_sandbox(owner, value)
         elif name not in _LIMITS and not name.startswith("_"):
             for near in difflib.get_close_matches(name, _LIMITS, n=1, cutoff=_ALIKE):
                 raise EnvCodeError(f"{owner.__name__}.{name}: there is no such limit; did you mean {near}?")
+
+
+def check_sandbox(owner: type, value: object) -> SandboxSpec | None:
+    """What an author has set as `sandbox`, if it is something that can be.
+
+    Raises:
+        EnvCodeError: with the class, the value and what it should be.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, SandboxSpec):
+        hint = f"; write {value.__name__}()" if isinstance(value, type) and issubclass(value, SandboxSpec) else ""
+        raise EnvCodeError(f"{owner.__name__}.sandbox is {value!r:.100}, but should be a SandboxSpec, or None{hint}")
+    try:
+        check_spec(value)
+    except SandboxSpecError as e:
+        raise EnvCodeError(f"{owner.__name__}.sandbox: {e}") from e
+    return value
 
 
 def limits_of(env: object) -> Limits:

@@ -50,7 +50,7 @@ class OwnerThread:
     def __init__(self) -> None:
         self.abandoned = False
         """A call was cancelled and has not ended: the thread is of no more use."""
-        self._inbox: SimpleQueue[_Job | tuple[_Job, Answer] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Item] = SimpleQueue()
         self._current: _Job | None = None
         self._desk: Desk | None = None
         threading.Thread(target=self._work, name="moonmill-episode", daemon=True).start()
@@ -124,6 +124,36 @@ class OwnerThread:
         self._inbox.put(None)
         raise LeftBehind
 
+    def wait_elsewhere(self, begin: Callable[[Callable[[Answer], None]], Callable[[], None]]) -> Any:
+        """Wait for what goes on on neither side; for code on this thread. `envs.elsewhere` says what `begin` is.
+
+        Who asks for the thread meanwhile has to wait as well: its calls run one after another.
+        """
+        job = self._current
+        if job is None or job.left or self.abandoned:
+            raise LeftBehind
+        mark = _Job(_nothing, None)
+        mark.done = True  # An answer that comes too late is passed over.
+        later: list[_Item] = []
+        call_off = begin(lambda answer: self._inbox.put((mark, answer)))
+        try:
+            while True:
+                item = self._inbox.get()
+                if isinstance(item, _Job):
+                    later.append(item)
+                elif item is not None and item[0] is mark:
+                    return item[1].given()
+                elif item is None or not item[0].done:  # Nobody waits for this any more, or for what it is a part of.
+                    if item is None or item[0] is not job:
+                        later.append(item)
+                    raise LeftBehind
+        except LeftBehind:
+            call_off()
+            raise
+        finally:
+            for item in later:
+                self._inbox.put(item)
+
     async def await_apart(self, call: Callable[[], Awaitable[T]]) -> T:
         """Have `call` awaited on the authors' event loop though the thread, or what it awaits, has been left behind."""
         desk = Desk() if self._desk is None or self._desk.left else self._desk
@@ -149,6 +179,7 @@ class OwnerThread:
 
     async def _leave(self, job: "_Job", bell: Bell) -> None:
         """End a cancelled call: at once where it awaits something, and else if it does not take long."""
+        job.left = True
         with anyio.move_on_after(GRACE_SECONDS, shield=True):
             while not job.done:
                 job.wanted = None
@@ -160,6 +191,7 @@ class OwnerThread:
         self.abandoned = self.abandoned or not job.done or (self._desk is not None and self._desk.left)
 
     def _work(self) -> None:
+        _here.owner = self
         while (item := self._inbox.get()) is not None:
             if isinstance(item, _Job):
                 self._do(item)
@@ -177,6 +209,17 @@ class OwnerThread:
         job.done = True
         if job.bell is not None:
             job.bell.ring()
+
+
+def owner_thread() -> OwnerThread | None:
+    """The episode's thread that this is, if it is one."""
+    return getattr(_here, "owner", None)
+
+
+_here = threading.local()
+
+
+def _nothing() -> None: ...
 
 
 async def on_a_thread(call: Callable[..., T], *args: Any) -> T:
@@ -226,4 +269,10 @@ class _Job:
         """Rung when the event loop has something to do: what is `wanted`, or to take the answer."""
         self.wanted: Callable[[], Awaitable[Any]] | None = None
         self.done = False
+        self.left = False
+        """It was cancelled: nobody waits for it any more."""
         self.answer = Answer()
+
+
+_Item = _Job | tuple[_Job, Answer] | None
+"""What is put before a thread: a call, an answer to what a call waits for, or that nothing more will come."""

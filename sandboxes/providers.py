@@ -1,5 +1,6 @@
 """Providers by name, imported when they are asked for."""
 
+import difflib
 import importlib
 from collections.abc import Mapping
 
@@ -14,17 +15,30 @@ PROVIDERS: Mapping[str, str] = {
 }
 
 
+def check_name(name: str) -> str:
+    """Where the provider of a name is found, `package.module:factory`. Nothing is imported.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    place = PROVIDERS.get(name, name)
+    if ":" not in place:
+        near = difflib.get_close_matches(name, PROVIDERS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PROVIDERS)}."
+        raise ConfigError(
+            f"sandbox.provider: there is no provider {name!r:.100}: {hint} One of your own is named by its place, "
+            "`package.module:factory`"
+        )
+    return place
+
+
 def make_provider(name: str) -> SandboxProvider:
     """The provider that a config names: one of ours, or `package.module:factory`.
 
     Raises:
         ConfigError: there is none of that name, or it cannot be made.
     """
-    place = PROVIDERS.get(name, name)
-    module, colon, factory = place.rpartition(":")
-    if not colon:
-        known = ", ".join(PROVIDERS)
-        raise ConfigError(f"sandbox.provider: there is no {name!r}; there are {known}, and `package.module:factory`")
+    module, _, factory = check_name(name).rpartition(":")
     try:
         made: SandboxProvider = getattr(importlib.import_module(module), factory)()
     except Exception as e:

@@ -1,8 +1,12 @@
 """What is asked of a sandbox, and what it answers."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self, overload
 
 from msgspec import Meta, Struct
+
+if TYPE_CHECKING:
+    from moonmill.envs.base import MultiTurnEnv
+    from moonmill.envs.sandbox_handles import BlockingSandbox
 
 Positive = Annotated[int, Meta(ge=1)]
 PositiveSeconds = Annotated[float, Meta(gt=0)]
@@ -43,6 +47,15 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     network: Literal["none", "open"] = "none"
     """`none`: the sandbox's own loopback alone. `open`: whatever the host reaches, where the provider has that."""
     limits: SandboxLimits = SandboxLimits()
+
+    if TYPE_CHECKING:
+        # An environment's class says what its sandbox is like, its instance has the sandbox: for type checkers alone.
+        @overload
+        def __get__(self, instance: "MultiTurnEnv", owner: type) -> "BlockingSandbox": ...
+        @overload
+        def __get__(self, instance: object, owner: type) -> Self: ...
+        def __get__(self, instance: object, owner: type) -> "Self | BlockingSandbox": ...
+        def __set__(self, instance: object, value: "SandboxSpec | None") -> None: ...
 
 
 class ExecResult(Struct, frozen=True):

@@ -247,6 +247,21 @@ class TrainConfig(Struct, frozen=True, forbid_unknown_fields=True):
     complete."""
 
 
+class SandboxConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where what a model writes is run, for environments that want a sandbox; others have none, whatever this says."""
+
+    provider: str = "local"
+    """`local` is bubblewrap on this machine, `docker` a docker daemon. `unsafe-subprocess` is for debugging alone:
+    what a model writes then runs with your rights. One of your own is named by its place: `package.module:factory`."""
+    max_open: PositiveInt = 64
+    """Sandboxes of episodes at once; an episode that finds none waits for its own. Those that episodes open besides, as
+    for grading, are counted apart: at most as many again."""
+    prewarm: Count = 0
+    """Sandboxes that are kept ready for the next episodes, besides: of use where making one takes long (docker)."""
+    open_timeout: PositiveFloat = 600.0
+    """Seconds an episode waits for its turn, and as many for the making of its sandbox, before its rollout fails."""
+
+
 class EvalConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Evaluation on the held-out split."""
 
@@ -276,3 +291,4 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     learner: LearnerConfig = LearnerConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
+    sandbox: SandboxConfig = SandboxConfig()

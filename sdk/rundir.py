@@ -109,7 +109,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 "\n  ".join((f"{self.path} was begun with other values, and a run keeps what it trains:", *changed))
                 + "\nSet them back, or start a new run (another run_dir). On --resume may differ: engine, async, eval, "
-                "and train but for train.seed"
+                "sandbox, and train but for train.seed"
             )
 
     def lock(self) -> None:

@@ -110,6 +110,8 @@ class StopReason(StrEnum):
     """The engine, or the way to it, failed for longer than the retries cover."""
     ENV_ERROR = "env_error"
     """The environment's own code raised outside a tool."""
+    SANDBOX_ERROR = "sandbox_error"
+    """A sandbox could not be had, or was lost."""
     SCORING_ERROR = "scoring_error"
     """A reward raised, or was not a finite number within the declared bounds."""
 
@@ -122,6 +124,8 @@ class Timings(Struct, frozen=True, omit_defaults=True):
     generation: float = 0.0
     environment: float = 0.0
     scoring: float = 0.0
+    sandbox: float = 0.0
+    """Waiting for sandboxes: for its own before the episode begins, for others within `environment` and `scoring`."""
 
 
 class ToolFault(Struct, frozen=True, omit_defaults=True):

@@ -7,30 +7,30 @@ nothing waits for a particular episode. The parts do not know the controller; it
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec.structs import replace
 
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.config import Config
 from moonmill.envs import TaskFeed
+from moonmill.envs.sandbox_house import SandboxFigures
 from moonmill.errors import RunDirectoryError, RunError
 from moonmill.reporting import Reporter
 from moonmill.seeding import derive_seed
 from moonmill.trainer.admission import capacity
 from moonmill.trainer.buffer import Batch, Buffer
 from moonmill.trainer.ledger import Ledger, Recovery
-from moonmill.trainer.lines import step_line
+from moonmill.trainer.lines import step_line, step_record
 from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.meter import Meter
 from moonmill.trainer.mismatch import MismatchWatch
 from moonmill.trainer.publisher import Publisher, Target
 from moonmill.trainer.records import StepRecord
 from moonmill.trainer.rewards import RewardWatch
-from moonmill.trainer.summary import means
-from moonmill.types import Rollout, Status
+from moonmill.types import Rollout
 
 
 class Learner(Protocol):
@@ -55,6 +55,7 @@ class Controller:
         engine: takes new versions.
         runner: plays episodes.
         tasks: the training tasks.
+        sandboxes: how the episodes' sandboxes stand, each time what has come since the last.
         buffer: an empty buffer of the right shape.
         reporter: told of every step.
         evaluate: evaluates the version in use; called in the background.
@@ -71,6 +72,7 @@ class Controller:
         engine: Target,
         runner: EpisodeRunner,
         tasks: TaskFeed,
+        sandboxes: Callable[[], SandboxFigures],
         buffer: Buffer,
         reporter: Reporter,
         evaluate: Callable[[], Coroutine[Any, Any, None]],
@@ -84,6 +86,7 @@ class Controller:
         self._publisher = Publisher(engine, recovery.step, self._notify)
         self._runner = runner
         self._tasks = tasks
+        self._sandboxes = sandboxes
         self._buffer = buffer
         self._reporter = reporter
         self._evaluate = evaluate
@@ -269,28 +272,17 @@ class Controller:
     def _commit(self, batch: Batch, answer: StepAnswer, waited: float) -> None:
         spans = self._meter.spans()
         before, self._spans = self._spans, spans
-        rollouts = batch.rollouts
-        record = StepRecord(
-            step=answer.step,
-            version=answer.version,
-            consumed=tuple(r.id for r in rollouts),
+        record = replace(
+            step_record(batch, answer),
             dropped=self._buffer.take_drops(),
-            staleness=batch.staleness,
-            reward=fmean(r.reward for r in rollouts if r.reward is not None),
-            turns=fmean(r.turns for r in rollouts),
-            truncated=fmean(r.status is Status.TRUNCATED for r in rollouts),
-            tool_fault_share=fmean(bool(r.tool_faults) for r in rollouts),
-            action_tokens=sum(r.action_tokens for r in rollouts),
-            tokens=sum(r.tokens for r in rollouts),
             waited=waited,
             spans=spans.since(before),
             in_flight=self._engine.in_flight(),
-            env_metrics=means(r.metrics for r in rollouts),
-            metrics=answer.metrics,
+            sandboxes=self._sandboxes(),
         )
         self._ledger.step(record)
         self._reporter.step(step_line(record, batch, self._steps_total, self._config.eval.success))
-        for text in filter(None, (self._rewards.see(rollouts), self._mismatch.see(answer.step, answer.metrics))):
+        for text in filter(None, (self._rewards.see(batch.rollouts), self._mismatch.see(answer.step, answer.metrics))):
             self._ledger.event("warning", text=text)
             self._reporter.warn(text)
 

@@ -23,7 +23,7 @@ from moonmill.agents.rendering import load_renderer
 from moonmill.agents.runner import EnvFactory, EpisodeRunner
 from moonmill.agents.serving import allow_many_files
 from moonmill.config import Config
-from moonmill.envs import TaskFeed
+from moonmill.envs import SandboxService, TaskFeed
 from moonmill.errors import RunError
 from moonmill.registry import make
 from moonmill.reporting import EvalResult, LevelResult, Reporter
@@ -58,7 +58,8 @@ def evaluate(
         KeyboardInterrupt: Ctrl-C or SIGTERM came.
     """
     allow_many_files()
-    return run_until_stopped(partial(_evaluate, config, samples, tuple(temperatures), reporter, log_dir))
+    with SandboxService(config.sandbox):
+        return run_until_stopped(partial(_evaluate, config, samples, tuple(temperatures), reporter, log_dir))
 
 
 async def _evaluate(

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from moonmill.envs.sandbox_house import SandboxFigures
 from moonmill.trainer.buffer import Drop
 from moonmill.trainer.meter import Spans
 
@@ -39,6 +40,8 @@ class StepRecord(Struct, frozen=True, omit_defaults=True):
     """What went on since the line before."""
     in_flight: tuple[int, ...] = ()
     """Completions that each engine was at work on when the step was done."""
+    sandboxes: SandboxFigures = SandboxFigures()
+    """Those of the episodes, evaluations included: where there are any."""
     env_metrics: dict[str, float] = {}
     """Mean of each of the environment's metrics over the consumed rollouts that have it."""
     metrics: dict[str, float] = {}

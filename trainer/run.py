@@ -19,7 +19,7 @@ from moonmill.agents.rendering import TurnRenderer, load_renderer
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.agents.serving import allow_many_files
 from moonmill.config import Config
-from moonmill.envs import TaskFeed
+from moonmill.envs import SandboxService, TaskFeed
 from moonmill.errors import MoonmillError, RunDirectoryError, RunError
 from moonmill.registry import make
 from moonmill.reporting import Reporter, Summary
@@ -71,7 +71,8 @@ def _carry_out(config: Config, run: RunDirectory, reporter: Reporter) -> None:
     ledger = Ledger(run)
     job = _Run(config, run, ledger, reporter)
     try:
-        anyio.run(job.main)
+        with job.sandboxes:
+            anyio.run(job.main)
         if job.stopped_at_once:
             ledger.event("stopped")
             raise KeyboardInterrupt
@@ -91,12 +92,12 @@ class _Run:
         self.run = run
         self.ledger = ledger
         self.reporter = reporter
+        self.sandboxes = SandboxService(config.sandbox)
         self.algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
         self.factory = partial(make, config.env.id, **config.env.args)
         self.renderer: TurnRenderer
         self.controller: Controller | None = None
-        self.started = self.finished = False
-        self.stopped_at_once = False
+        self.started = self.finished = self.stopped_at_once = False
         self._evaluating = anyio.Lock()
         self._evaluated = -1
 
@@ -171,8 +172,7 @@ class _Run:
         self.finished = True
 
     def _controller(self, engine: EngineHost, learner: LearnerHost, tasks: TaskFeed, recovery: Recovery) -> Controller:
-        config = self.config
-        critic = self.algorithm.critic
+        config, critic = self.config, self.algorithm.critic
         return Controller(
             config,
             ledger=self.ledger,
@@ -180,6 +180,7 @@ class _Run:
             engine=engine,
             runner=EpisodeRunner(config.env.id, self.factory, self._agent(engine.client, config.sampling.temperature)),
             tasks=tasks,
+            sandboxes=self.sandboxes.take_figures,
             buffer=make_buffer(config, self.algorithm),
             reporter=self.reporter,
             evaluate=partial(self._evaluate_meanwhile, engine),

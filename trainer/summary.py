@@ -32,7 +32,7 @@ def summarize(path: Path) -> Summary:
     masked = [s.metrics["masked_share"] for s in done if "masked_share" in s.metrics]
     learning, both = sum(s.spans.learning for s in done), sum(s.spans.both for s in done)
     wall = sum(s.spans.wall for s in done)
-    finished, truncated, faults = _rollouts(run)
+    finished, truncated, faults, waited = _rollouts(run)
     told = read_events(run)
     trained = sum(len(s.consumed) for s in done)
     return Summary(
@@ -57,19 +57,27 @@ def summarize(path: Path) -> Summary:
         wall_seconds=wall,
         overlap=both / learning if learning else None,
         tokens_per_second=sum(s.tokens for s in done) / wall if wall else 0.0,
-        waits={"learner waits for rollouts": sum(s.waited for s in done)},
+        waits={"learner waits for rollouts": sum(s.waited for s in done)}
+        | ({"episodes wait for sandboxes": waited} if waited else {}),
+        sandboxes={
+            name: total
+            for name in ("created", "reused", "failed")
+            if (total := sum(getattr(s.sandboxes, name) for s in done))
+        },
     )
 
 
-def _rollouts(run: RunDirectory) -> tuple[int, int, tuple[ToolFault, ...]]:
-    """How many have finished, how many of them were truncated, and their tool faults."""
+def _rollouts(run: RunDirectory) -> tuple[int, int, tuple[ToolFault, ...], float]:
+    """How many have finished, how many of them were truncated, their tool faults, their waiting for sandboxes."""
     finished = truncated = 0
+    waited = 0.0
     faults: dict[tuple[str, str], ToolFault] = {}
     for rollout in read_jsonl(run.rollouts, Rollout):
         finished += 1
         truncated += rollout.status is Status.TRUNCATED
+        waited += rollout.timings.sandbox
         _add_faults(faults, rollout.tool_faults)
-    return finished, truncated, with_unknown_as_one(faults.values())
+    return finished, truncated, with_unknown_as_one(faults.values()), waited
 
 
 def fates(run: RunDirectory, rollouts: Collection[str]) -> dict[str, str]:

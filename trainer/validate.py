@@ -8,22 +8,25 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from moonmill.agents.engine.arguments import DEVICE
 from moonmill.agents.engine.folder import parts_of, positions_of, problem_of, require_hub, require_whole
 from moonmill.blame import blaming
 from moonmill.config import Config
-from moonmill.envs import MultiTurnEnv, Taskset
-from moonmill.envs.lifecycle import begin
-from moonmill.envs.limits import limits_of
+from moonmill.envs import MultiTurnEnv, SandboxService, Taskset
+from moonmill.envs.lifecycle import prompt_of
+from moonmill.envs.limits import check_sandbox, limits_of
 from moonmill.errors import ConfigError, MoonmillError
 from moonmill.registry import make
 from moonmill.rundir import RunDirectory, check_place
+from moonmill.sandboxes.providers import check_name
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.engine_commands import describe_engine, describe_versions
 from moonmill.types import COOLEST
@@ -32,11 +35,11 @@ if TYPE_CHECKING:
     from moonmill.agents.rendering import TurnRenderer
 
 AT_ONCE = (
-    *("environment", "algorithm", "asynchrony", "evaluation", "device", "run directory"),
+    *("environment", "sandbox", "algorithm", "asynchrony", "evaluation", "device", "run directory"),
     *("model", "adapter", "engine", "versions"),
 )
 """Checks that import neither torch (but for a GPU) nor transformers."""
-FOR_PLAYING = ("environment", "evaluation", "device", "model", "engine")
+FOR_PLAYING = ("environment", "sandbox", "evaluation", "device", "model", "engine")
 """Those of them that concern an evaluation."""
 _TASKS_LOOKED_AT = 16
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -90,6 +93,20 @@ def _environment(config: Config) -> str:
     tools = ", ".join(t.name for t in env.tool_specs) or "none"
     rewards = ", ".join(mark.method for mark in env._moonmill_class.marks if mark.kind == "reward")
     return f"{config.env.id}, tools: {tools}; rewards: {rewards or 'those of its turns alone'}"
+
+
+def _sandbox(config: Config) -> str:
+    """The provider works on this host, and can honour what the environment asks for."""
+    wanted = config.sandbox
+    check_name(wanted.provider)
+    env = _make(config)
+    spec = check_sandbox(type(env), env.sandbox)
+    if spec is None:
+        return "none is asked for"
+    with closing(SandboxService(replace(wanted, prewarm=0))) as service:
+        name, enforced = service.check(spec)
+    means = "; ".join(f"{what}: {how}" for what, how in enforced.items()) or "nothing is enforced or kept apart"
+    return f"{name}, at most {wanted.max_open} at once; {means}"
 
 
 def _algorithm(config: Config) -> str:
@@ -202,7 +219,7 @@ def _prompts(config: Config) -> str:
     tasksets = {split: Taskset(partial(_make, config), split, config.train.seed) for split in splits}
     for split, index in itertools.product(splits, range(_TASKS_LOOKED_AT)):
         env.task = task = tasksets[split].task(index)
-        prompt, _ = begin(env)
+        prompt = prompt_of(env)
         if not renderer.capabilities.system and any(message.role == "system" for message in prompt):
             raise ConfigError(
                 f"model.renderer: the chat format of the model {config.model.path} has no system messages, and task "
@@ -231,6 +248,7 @@ def _make(config: Config) -> MultiTurnEnv:
 
 _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "environment": (_environment, ()),
+    "sandbox": (_sandbox, ("environment",)),
     "algorithm": (_algorithm, ()),
     "asynchrony": (_asynchrony, ()),
     "evaluation": (_evaluation, ()),

@@ -31,6 +31,7 @@ _WHY = {
     StopReason.PROMPT_TOO_LONG: "its prompt leaves no room for an answer",
     StopReason.ENGINE_ERROR: "you could not be asked",
     StopReason.ENV_ERROR: "the environment's code failed",
+    StopReason.SANDBOX_ERROR: "its sandbox could not be had, or was lost",
     StopReason.SCORING_ERROR: "a reward or a metric could not be computed",
 }
 
@@ -40,8 +41,11 @@ _WHY = {
 @click.option("--split", default="train", show_default=True, help="Which tasks.")
 @click.option("--task", "index", type=click.IntRange(min=0), default=0, show_default=True, help="Which one of them.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides the tasks and all chance in the episode.")
+@click.option(
+    "--sandbox", "provider", default="local", show_default=True, help="What gives a sandbox, if one is asked for."
+)
 @json_option
-def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
+def play(env_id: str, split: str, index: int, seed: int, provider: str, as_json: bool) -> None:
     """Play one episode: you are the model.
 
     A line that begins with / calls a tool, as in /calculate 2*3, /convert 3.5 mi or /convert value=3.5 to=mi; any other
@@ -51,12 +55,15 @@ def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
     from moonmill.agents.runner import EpisodeRunner
     from moonmill.cli.output import console, print_json
     from moonmill.cli.transcripts import outcome, print_message
-    from moonmill.envs import Taskset
+    from moonmill.config import SandboxConfig
+    from moonmill.envs import SandboxService, Taskset
     from moonmill.registry import make
+    from moonmill.sandboxes.providers import check_name
     from moonmill.seeding import derive_seed
     from moonmill.signals import run_until_stopped
     from moonmill.types import Message
 
+    check_name(provider)
     factory = partial(make, env_id)
     out = console(sys.stderr if as_json else None)
     task = Taskset(factory, split, seed).task(index)
@@ -69,7 +76,7 @@ def play(env_id: str, split: str, index: int, seed: int, as_json: bool) -> None:
         shown.append(message)
         print_message(out, message)
 
-    with contextlib.closing(lines):
+    with contextlib.closing(lines), SandboxService(SandboxConfig(provider=provider)):
         agent = HumanAgent(lines.ask, show, partial(out.print, style="dim"))
         runner = EpisodeRunner(env_id, factory, agent)
         rollout = run_until_stopped(

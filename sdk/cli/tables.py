@@ -89,6 +89,8 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
     yield "truncated", share(s.truncated)
     yield "dropped", _counts(s.dropped)
     yield "failed or unscored", _counts(s.failed)
+    if s.sandboxes:
+        yield "sandboxes", ", ".join(f"{count:,} {name}" for name, count in s.sandboxes.items())
     for name, value in s.metrics.items():
         yield f"metric: {name}", f"{number(value, 3)} in the last steps"
     at_most = f"95% at most {s.staleness.p95:g}, maximum {s.staleness.max}"

@@ -160,6 +160,33 @@ def test_the_authoring_guide_runs_as_it_stands(tmp_path: Path) -> None:
     assert done.stdout.split() == ["finished", "stopped"]
 
 
+def test_the_guide_to_sandboxes_judges_as_it_says(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "environments.md").read_text(), re.DOTALL)
+    [environment] = [block for block in blocks if "class Scripts" in block]
+    player = """
+import anyio
+from moonmill import Message, Taskset, ToolCall
+from moonmill.agents.runner import EpisodeRunner
+from moonmill.agents.scripted import ScriptedAgent
+
+task = Taskset(Scripts, "train", seed=0).task(0)
+right, wrong = (f"print(int(input()) * {task.prompt.split()[-4]}{more})" for more in ("", " + 1"))
+for text in (right, wrong, "while True: pass", None):
+    def act(messages):
+        calls = [("write", {"path": "solution.py", "text": text}), ("python", {"path": "solution.py", "stdin": "3"})]
+        made = sum(m.role == "assistant" for m in messages)
+        if made == 2 or text is None or text.startswith("while") and made == 1:
+            return Message("assistant", "done")
+        return Message("assistant", tool_calls=(ToolCall("1", *calls[made]),))
+    rollout = anyio.run(lambda: EpisodeRunner("s", Scripts, ScriptedAgent(act)).run(task, id="0", seed=0))
+    print(rollout.status, rollout.reward)
+"""
+    (tmp_path / "guide.py").write_text(environment.replace("timeout=10", "timeout=2") + player)
+    done = subprocess.run([sys.executable, "guide.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:-1] == ["finished 1.0", "finished 0.0", "finished 0.0", "finished 0.0"]
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[str]:
     """The API of `moonmill serve examples/calculator/policy`."""

@@ -86,8 +86,8 @@ def test_a_changed_config_is_refused_with_the_keys_that_differ_and_nothing_else(
         "  env.args.new: None then, True now",
         "  learner.lr: 1e-06 then, 2e-06 now",
         "  train.seed: 0 then, 3 now",
-        "Set them back, or start a new run (another run_dir). On --resume may differ: engine, async, eval, and train "
-        "but for train.seed",
+        "Set them back, or start a new run (another run_dir). On --resume may differ: engine, async, eval, "
+        "sandbox, and train but for train.seed",
     ]
     assert "level: 1" in run.config.read_text()
 

@@ -1,0 +1,143 @@
+"""The sandboxes of one episode: its own, and those it opens besides. All of them end with it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from moonmill.envs.clock import Clock
+from moonmill.envs.elsewhere import wait_on_loop, wait_on_thread
+from moonmill.envs.sandbox_handles import AsyncSandbox, BlockingSandbox, Held
+from moonmill.envs.sandbox_lease import Lease
+from moonmill.envs.sandbox_service import SandboxService
+from moonmill.errors import EnvCodeError, MoonmillError
+from moonmill.sandboxes import SandboxSpec
+
+
+class EpisodeSandboxes:
+    """What an episode knows of its sandboxes."""
+
+    def __init__(self) -> None:
+        self.spec: SandboxSpec | None = None
+        """What its own was opened with."""
+        self.seconds = 0.0
+        """Waited for sandboxes, so far."""
+        self.lost: MoonmillError | None = None
+        """The first error of ours that a sandbox has raised: the rollout fails, whatever became of it since."""
+        self.clocks: list[Clock] = []
+        """Of limits that stand still while one is waited for."""
+        self._own: Lease | None = None
+        self._leases: set[Lease] = set()
+        self._are_over = False
+
+    def open_own(self, spec: SandboxSpec) -> BlockingSandbox:
+        """The episode's own, in place of the one it may have had; in synchronous code."""
+        if self._own is not None:
+            wait_on_thread(self._own.close)
+            self._leases.discard(self._own)
+        self.spec, self._own = spec, self._lease(spec, further=False)
+        with self._waiting():
+            wait_on_thread(self._own.open)
+        return BlockingSandbox(Held(self._own, self.lose))
+
+    def open(self, spec: SandboxSpec) -> Held:
+        """A further one, in synchronous code."""
+        lease = self._lease(spec, further=True)
+        with self._waiting():
+            wait_on_thread(lease.open)
+        return Held(lease, self.lose)
+
+    async def open_there(self, spec: SandboxSpec) -> Held:
+        """A further one, in asynchronous code."""
+        lease = self._lease(spec, further=True)
+        with self._waiting():
+            await wait_on_loop(lease.open)
+        return Held(lease, self.lose)
+
+    def close(self) -> None:
+        """Take all of them away, in synchronous code."""
+        for lease in self._last():
+            wait_on_thread(lease.close)
+            self._leases.discard(lease)
+
+    async def close_there(self) -> None:
+        """Take all of them away, in asynchronous code."""
+        for lease in self._last():
+            await wait_on_loop(lease.close)
+            self._leases.discard(lease)
+
+    def release(self, lease: Lease) -> None:
+        """One has been closed."""
+        self._leases.discard(lease)
+
+    def lose(self, error: MoonmillError) -> None:
+        """Remember an error of ours."""
+        self.lost = self.lost or error
+
+    def raise_if_lost(self) -> None:
+        """Raise what was lost, though the author's code may have caught it."""
+        if self.lost is not None:
+            raise self.lost
+
+    def begin_anew(self) -> None:
+        """Another episode of the same environment."""
+        self.spec = self.lost = self._own = None
+        self._are_over = False
+
+    def _lease(self, spec: SandboxSpec, *, further: bool) -> Lease:
+        lease = SandboxService.current().lease(spec, further=further)
+        self._leases.add(lease)  # before it is looked whether all is over: so none is opened that nobody closes
+        if self._are_over:
+            self._leases.discard(lease)
+            raise EnvCodeError("a sandbox was asked for after the end of its episode")
+        return lease
+
+    def _last(self) -> tuple[Lease, ...]:
+        self._are_over = True
+        return tuple(self._leases)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        begin, clocks = time.monotonic(), tuple(self.clocks)
+        for clock in clocks:
+            clock.stop()
+        try:
+            yield
+        except MoonmillError as e:
+            self.lose(e)
+            raise
+        finally:
+            self.seconds += time.monotonic() - begin
+            for clock in clocks:
+                clock.go_on()
+
+
+class FurtherSandbox:
+    """What `open_sandbox` gives: `with` it in synchronous code, `async with` it in asynchronous code."""
+
+    def __init__(self, sandboxes: EpisodeSandboxes, spec: SandboxSpec) -> None:
+        self._sandboxes = sandboxes
+        self._spec = spec
+        self._held: list[Held] = []
+
+    def __enter__(self) -> BlockingSandbox:
+        self._held.append(self._sandboxes.open(self._spec))
+        return BlockingSandbox(self._held[-1])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease = self._held.pop().lease
+        wait_on_thread(lease.close)
+        self._sandboxes.release(lease)
+
+    async def __aenter__(self) -> AsyncSandbox:
+        self._held.append(await self._sandboxes.open_there(self._spec))
+        return AsyncSandbox(self._held[-1])
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease = self._held.pop().lease
+        await wait_on_loop(lease.close)
+        self._sandboxes.release(lease)
