@@ -7,19 +7,18 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 
 class Clock:
-    """Of the cancel scope of the task that makes it. `stop` and `go_on` may be called from any thread.
+    """Of a cancel scope. `stop` and `go_on` may be called from any thread.
 
     Args:
         scope: has the limit as its deadline.
+        soon: calls something on the event loop of the scope, as `loop.soon_here` gives it.
     """
 
-    def __init__(self, scope: anyio.CancelScope) -> None:
-        loop: Any = anyio.lowlevel.current_token().native_token
-        self._soon: Callable[..., Any] = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
+    def __init__(self, scope: anyio.CancelScope, soon: Callable[..., Any]) -> None:
+        self._soon = soon
         self._scope = scope
         self._waits = 0
         self._deadline = 0.0

@@ -71,8 +71,9 @@ class EpisodeSandboxes:
         self._leases.discard(lease)
 
     def lose(self, error: MoonmillError) -> None:
-        """Remember an error of ours."""
-        self.lost = self.lost or error
+        """Remember an error of ours. What is still being asked when all are taken away loses nothing."""
+        if not self._are_over:
+            self.lost = self.lost or error
 
     def raise_if_lost(self) -> None:
         """Raise what was lost, though the author's code may have caught it."""

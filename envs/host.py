@@ -22,6 +22,7 @@ from moonmill.envs.episode import Episode
 from moonmill.envs.episode_sandboxes import EpisodeSandboxes
 from moonmill.envs.lifecycle import close_on_the_loop, is_async
 from moonmill.envs.limits import Limits, limits_of
+from moonmill.envs.loop import soon_here
 from moonmill.envs.returned import as_number
 from moonmill.envs.scoring import score
 from moonmill.envs.threads import OwnerThread
@@ -58,9 +59,10 @@ class EnvHost:
         self._episode: Episode
         self._limits: Limits
         self._sandboxes = EpisodeSandboxes()
+        self._soon: Callable[..., object]
 
     async def __aenter__(self) -> Self:
-        self._thread = OwnerThread.acquire()
+        self._thread, self._soon = OwnerThread.acquire(), soon_here()
         try:
             self._env = await self._bounded(MultiTurnEnv.max_seconds, "its constructor", self._construct)
         except BaseException:
@@ -125,7 +127,7 @@ class EnvHost:
     def time_limit(self, seconds: float) -> Iterator[anyio.CancelScope]:
         """Cancels what takes longer. The time the episode waits for a sandbox is not counted."""
         with anyio.move_on_after(seconds) as scope:
-            clock, clocks = Clock(scope), self._sandboxes.clocks
+            clock, clocks = Clock(scope, self._soon), self._sandboxes.clocks
             clocks.append(clock)
             try:
                 yield scope

@@ -49,9 +49,7 @@ class Bell:
     """Rung from any thread, heard on the event loop where it was made."""
 
     def __init__(self) -> None:
-        # What the two backends call the same. `anyio.from_thread` would wait for the event loop, at twice the cost.
-        loop: Any = anyio.lowlevel.current_token().native_token
-        self._soon = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
+        self._soon = soon_here()
         self._rung = anyio.Event()
 
     async def heard(self) -> None:
@@ -62,6 +60,14 @@ class Bell:
     def ring(self) -> None:
         with suppress(RuntimeError):  # The event loop has ended meanwhile: nobody waits.
             self._soon(lambda: self._rung.set())
+
+
+def soon_here() -> Callable[..., Any]:
+    """What calls something on this event loop, from any thread. It raises `RuntimeError` once the loop has ended."""
+    # What the two backends call the same. `anyio.from_thread` would wait for the event loop, at twice the cost.
+    loop: Any = anyio.lowlevel.current_token().native_token
+    soon: Callable[..., Any] = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
+    return soon
 
 
 class AuthorsLoop:

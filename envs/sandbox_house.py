@@ -48,7 +48,7 @@ class SandboxFigures(Struct, frozen=True, omit_defaults=True):
     reused: int = 0
     """Stood ready when they were asked for."""
     failed: int = 0
-    """Could not be made, each attempt counted."""
+    """Could not be made, each attempt counted, or not be taken away in order."""
 
     def since(self, before: "SandboxFigures") -> "SandboxFigures":
         """The same, with what has come after `before` of the three. One that is smaller has begun anew."""

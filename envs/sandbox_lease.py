@@ -22,7 +22,7 @@ class Lease:
     """
 
     def __init__(self, house: SandboxHouse, spec: SandboxSpec, *, further: bool) -> None:
-        self.is_open = self._was_open = False
+        self.is_open = False
         self._house = house
         self._spec = spec
         self._further = further
@@ -83,8 +83,6 @@ class Lease:
             return
         self.ask_to_close()
         await self._ended.wait()
-        if self._error is not None and self._was_open:
-            raise self._error
 
     async def _keep(self, house: SandboxHouse) -> None:
         """One task from the opening to the end: what a provider enters, it leaves in the same task."""
@@ -102,7 +100,7 @@ class Lease:
 
     async def _serve_calls(self) -> None:
         async with anyio.create_task_group() as self._calls:
-            self.is_open = self._was_open = True
+            self.is_open = True
             self._opened.set()
             try:
                 await self._close_asked.wait()

@@ -56,6 +56,8 @@ class _Entry:
         self.over = anyio.Event()
         """Nobody needs it any more."""
         self.closed = anyio.Event()
+        self.scope = anyio.CancelScope()
+        """Of all that is done for it."""
         self.sandbox: Sandbox | None = None
         self.error: Exception | None = None
         self.opened_at = 0.0
@@ -170,6 +172,8 @@ class SandboxPool:
             yield entry.sandbox
         finally:
             entry.over.set()
+            if not entry.known.is_set():
+                entry.scope.cancel()  # nobody waits for its making any more
             with anyio.CancelScope(shield=True):
                 await entry.closed.wait()  # providers bound what they do to close one
 
@@ -203,21 +207,25 @@ class SandboxPool:
     async def _keep(self, entry: _Entry) -> None:
         """Open a sandbox, and close it when it is not needed any more."""
         try:
-            for attempt in range(_ATTEMPTS):
-                entry.error = None
-                try:
-                    await self._open(entry)
-                except SandboxUnavailableError as e:
-                    self._failed += 1
-                    entry.error = e
-                except Exception as e:
-                    entry.error = e
-                if entry.error is None or entry.sandbox is not None or not self._again(entry, attempt):
-                    break
-                await anyio.sleep(_FIRST_BACKOFF * 2**attempt)
+            with entry.scope:
+                await self._try(entry)
         finally:
             entry.known.set()
             entry.closed.set()
+
+    async def _try(self, entry: _Entry) -> None:
+        for attempt in range(_ATTEMPTS):
+            entry.error = None
+            try:
+                await self._open(entry)
+            except SandboxUnavailableError as e:
+                self._failed += 1
+                entry.error = e
+            except Exception as e:
+                entry.error = e
+            if entry.error is None or entry.sandbox is not None or not self._again(entry, attempt):
+                break
+            await anyio.sleep(_FIRST_BACKOFF * 2**attempt)
 
     def _again(self, entry: _Entry, attempt: int) -> bool:
         retry = isinstance(entry.error, SandboxUnavailableError) and attempt < _ATTEMPTS - 1

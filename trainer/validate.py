@@ -26,6 +26,7 @@ from moonmill.envs.limits import check_sandbox, limits_of
 from moonmill.errors import ConfigError, MoonmillError
 from moonmill.registry import make
 from moonmill.rundir import RunDirectory, check_place
+from moonmill.sandboxes import SandboxSpecError
 from moonmill.sandboxes.providers import check_name
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.engine_commands import describe_engine, describe_versions
@@ -103,8 +104,11 @@ def _sandbox(config: Config) -> str:
     spec = check_sandbox(type(env), env.sandbox)
     if spec is None:
         return "none is asked for"
-    with closing(SandboxService(replace(wanted, prewarm=0))) as service:
-        name, enforced = service.check(spec)
+    try:
+        with closing(SandboxService(replace(wanted, prewarm=0))) as service:
+            name, enforced = service.check(spec)
+    except SandboxSpecError as e:
+        raise ConfigError(f"sandbox: {config.env.id} asks for one that cannot be given: {e}") from e
     means = "; ".join(f"{what}: {how}" for what, how in enforced.items()) or "nothing is enforced or kept apart"
     return f"{name}, at most {wanted.max_open} at once; {means}"
 

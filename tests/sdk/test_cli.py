@@ -379,6 +379,35 @@ def test_a_player_sees_the_last_answer_the_reward_and_why_the_episode_ended(tmp_
     ]
 
 
+def test_a_player_gets_a_sandbox_where_the_environment_wants_one(tmp_path):
+    (tmp_path / "boxed.py").write_text(
+        """
+from moonmill import MultiTurnEnv, Task, tool
+from moonmill.sandboxes import SandboxSpec
+
+class Boxed(MultiTurnEnv):
+    sandbox = SandboxSpec()
+
+    def tasks(self, split):
+        yield Task("Look around.")
+
+    @tool
+    def look(self) -> str:
+        return self.sandbox.exec(["sh", "-c", "pwd; echo $HOME"]).stdout
+"""
+    )
+    typed = "/look\nnothing here\n"
+    result = moonmill_process("envs", "play", "boxed.py:Boxed", input=typed, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "/workspace" in result.stdout
+    command = ("envs", "play", "boxed.py:Boxed", "--sandbox", "unsafe-subprocess")
+    result = moonmill_process(*command, input=typed, cwd=tmp_path)
+    assert "/moonmill-unsafe-" in result.stdout
+    result = moonmill_process(*command[:-1], "dokcer", input=typed, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: sandbox.provider: there is no provider 'dokcer': did you mean docker?")
+
+
 def test_a_player_may_quit(tmp_path):
     result = moonmill_process("envs", "play", "calculator-v0", input="/quit\n")
     assert (result.returncode, result.stderr) == (1, "stopped\n")

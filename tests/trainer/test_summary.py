@@ -6,13 +6,14 @@ from pathlib import Path
 import msgspec
 
 from moonmill.config import Config, EnvConfig, ModelConfig
+from moonmill.envs.sandbox_house import SandboxFigures
 from moonmill.reporting import Summary
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.buffer import Drop
 from moonmill.trainer.ledger import Ledger
 from moonmill.trainer.records import StepRecord
 from moonmill.trainer.summary import fates, summarize
-from moonmill.types import Rollout, Status, StopReason, Task, ToolFault
+from moonmill.types import Rollout, Status, StopReason, Task, Timings, ToolFault
 
 FINISHED = Rollout("0", "test-v0", Task("?"), Status.FINISHED, StopReason.ANSWERED, reward=1.0)
 TRUNCATED = msgspec.structs.replace(FINISHED, status=Status.TRUNCATED, stop_reason=StopReason.MAX_TURNS)
@@ -70,6 +71,18 @@ def test_every_finished_rollout_is_trained_on_given_up_or_pending(tmp_path: Path
     ]
     summary = summary_of(tmp_path, [msgspec.structs.replace(FINISHED, id=str(i)) for i in range(7)], steps)
     assert (summary.rollouts_finished, summary.rollouts_trained, summary.pending) == (7, 3, 2)
+
+
+def test_what_became_of_sandboxes_is_summed_up_and_the_waiting_for_them(tmp_path: Path) -> None:
+    assert (summary_of(tmp_path / "without", [FINISHED]).sandboxes, FINISHED.timings.sandbox) == ({}, 0.0)
+    steps = [
+        StepRecord(1, 1, sandboxes=SandboxFigures(waiting=2, in_use=3, created=10, reused=4)),
+        StepRecord(2, 2, sandboxes=SandboxFigures(in_use=1, created=5, failed=1)),
+    ]
+    waited = msgspec.structs.replace(FINISHED, timings=Timings(sandbox=1.5))
+    summary = summary_of(tmp_path / "with", [waited, waited], steps)
+    assert summary.sandboxes == {"created": 15, "reused": 4, "failed": 1}
+    assert summary.waits == {"learner waits for rollouts": 0.0, "episodes wait for sandboxes": 3.0}
 
 
 def test_the_fate_of_a_rollout_is_told_in_words(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from moonmill.config import AsyncConfig, Config, EngineConfig, EnvConfig, EvalConfig, LoraConfig, ModelConfig
+from moonmill.config import (
+    AsyncConfig,
+    Config,
+    EngineConfig,
+    EnvConfig,
+    EvalConfig,
+    LoraConfig,
+    ModelConfig,
+    SandboxConfig,
+)
 from moonmill.errors import ConfigError
 from moonmill.trainer.validate import AT_ONCE, FOR_PLAYING, Check, require_valid, validate
 from moonmill.types import Sampling
@@ -16,6 +25,7 @@ from moonmill.types import Sampling
 POLICY = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
 ENV = """
 from moonmill import MultiTurnEnv, Task, tool
+from moonmill.sandboxes import SandboxSpec
 
 class Fine(MultiTurnEnv):
     def tasks(self, split):
@@ -30,6 +40,13 @@ class Tools(Fine):
     def shout(self, text: str) -> str:
         "Say it loudly."
         return text.upper()
+
+class Boxed(Fine):
+    sandbox = SandboxSpec()
+
+class Imaged(Fine):
+    def __init__(self):
+        self.sandbox = SandboxSpec(image="python:3.12")
 
 class Broken(Fine):
     def __init__(self):
@@ -60,10 +77,42 @@ def test_an_environment_that_cannot_be_made_is_told_once(config: Config) -> None
     broken = replace(config, env=EnvConfig(config.env.id.replace("Fine", "Broken")))
     wrong = {name: check for name, check in found(broken).items() if not check.ok}
     assert "no such data" in wrong.pop("environment").detail
-    assert wrong == {"prompts": Check("prompts", None, "not looked at, because of the environment")}
+    because = "not looked at, because of the environment"
+    assert wrong == {name: Check(name, None, because) for name in ("sandbox", "prompts")}
     with pytest.raises(ConfigError) as refused:
         require_valid(broken)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_the_provider_and_what_it_enforces_are_told(config: Config) -> None:
+    assert found(config)["sandbox"] == Check("sandbox", True, "none is asked for")
+    boxed = replace(config, env=EnvConfig(config.env.id.replace("Fine", "Boxed")))
+    check = found(replace(boxed, sandbox=SandboxConfig(max_open=3)))["sandbox"]
+    assert check.ok
+    assert check.detail.startswith("local, at most 3 at once; ")
+    assert "network: " in check.detail
+    check = found(replace(boxed, sandbox=SandboxConfig(provider="unsafe-subprocess")))["sandbox"]
+    assert check == Check("sandbox", True, "unsafe-subprocess, at most 64 at once; nothing is enforced or kept apart")
+
+
+@pytest.mark.parametrize(
+    ("env", "provider", "words"),
+    [
+        ("Imaged", "local", "Imaged asks for one that cannot be given: the local provider has no images"),
+        ("Imaged", "unsafe-subprocess", "unsafe-subprocess has no images"),
+        ("Boxed", "tests.envs.providers:Refusing", "user namespaces are not allowed here: allow them"),
+        ("Fine", "dokcer", "sandbox.provider: there is no provider 'dokcer': did you mean docker?"),
+    ],
+)
+def test_a_sandbox_that_cannot_be_had_is_told_before_anything_starts(
+    config: Config, env: str, provider: str, words: str
+) -> None:
+    bad = replace(config, env=EnvConfig(config.env.id.replace("Fine", env)), sandbox=SandboxConfig(provider=provider))
+    for checks in (AT_ONCE, FOR_PLAYING):
+        with pytest.raises(ConfigError) as refused:
+            require_valid(bad, checks)
+        assert words in str(refused.value)
+        assert len(str(refused.value).splitlines()) == 1
 
 
 def test_the_system_prompt_belongs_to_the_prompt(config: Config) -> None:
