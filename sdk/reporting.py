@@ -125,9 +125,11 @@ class Summary(Struct, frozen=True):
     tokens_per_second: float = 0.0
     """Tokens trained on, over the run's wall-clock."""
     waits: dict[str, float] = {}
-    """Seconds waited, by cause. Those of episodes are a sum: many wait at once."""
+    """Seconds waited, by cause."""
     sandboxes: dict[str, int] = {}
     """How many were `created`, `reused` (stood ready when they were asked for) and `failed`."""
+    sandbox_seconds: float | None = None
+    """Mean seconds that an episode waited for sandboxes."""
 
 
 class Reporter(Protocol):

@@ -15,7 +15,8 @@ from moonmill.trainer.records import Event, StepRecord
 from moonmill.types import Rollout, Status, ToolFault
 
 _ENDINGS = ("started", "finished", "stopped", "failed")
-
+_GROWING = ("created", "reused", "failed")
+"""Figures of sandboxes that are summed over the steps."""
 _NEWEST = 10
 """Steps that tell how the environment's metrics stand: their mean over a whole run would hide what was learned."""
 
@@ -57,13 +58,9 @@ def summarize(path: Path) -> Summary:
         wall_seconds=wall,
         overlap=both / learning if learning else None,
         tokens_per_second=sum(s.tokens for s in done) / wall if wall else 0.0,
-        waits={"learner waits for rollouts": sum(s.waited for s in done)}
-        | ({"episodes wait for sandboxes": waited} if waited else {}),
-        sandboxes={
-            name: total
-            for name in ("created", "reused", "failed")
-            if (total := sum(getattr(s.sandboxes, name) for s in done))
-        },
+        waits={"learner waits for rollouts": sum(s.waited for s in done)},
+        sandboxes={name: n for name in _GROWING if (n := sum(getattr(s.sandboxes, name) for s in done))},
+        sandbox_seconds=waited / finished if waited else None,
     )
 
 

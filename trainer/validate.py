@@ -109,8 +109,7 @@ def _sandbox(config: Config) -> str:
             name, enforced = service.check(spec)
     except SandboxSpecError as e:
         raise ConfigError(f"sandbox: {config.env.id} asks for one that cannot be given: {e}") from e
-    means = "; ".join(f"{what}: {how}" for what, how in enforced.items()) or "nothing is enforced or kept apart"
-    return f"{name}, at most {wanted.max_open} at once; {means}"
+    return f"{name}, at most {wanted.max_open} at once; it enforces here: {', '.join(enforced) or 'nothing'}"
 
 
 def _algorithm(config: Config) -> str:

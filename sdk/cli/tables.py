@@ -90,7 +90,8 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
     yield "dropped", _counts(s.dropped)
     yield "failed or unscored", _counts(s.failed)
     if s.sandboxes:
-        yield "sandboxes", ", ".join(f"{count:,} {name}" for name, count in s.sandboxes.items())
+        counts = ", ".join(f"{count:,} {name}" for name, count in s.sandboxes.items())
+        yield "sandboxes", f"{counts}; an episode waits {seconds(s.sandbox_seconds or 0)} for its own and others"
     for name, value in s.metrics.items():
         yield f"metric: {name}", f"{number(value, 3)} in the last steps"
     at_most = f"95% at most {s.staleness.p95:g}, maximum {s.staleness.max}"

@@ -66,6 +66,8 @@ SUMMARY = Summary(
     overlap=0.94,
     tokens_per_second=12_345.6,
     waits={"learner waits for rollouts": 33.0},
+    sandboxes={"created": 1208, "reused": 640},
+    sandbox_seconds=0.31,
 )
 STEP = StepLine(
     step=3,
@@ -115,6 +117,7 @@ def test_a_summary_has_every_figure_on_its_line():
     assert "overlap  generation ran during 94.0% of the learning time" in lines
     assert "trained tokens/s  12,346" in lines
     assert "wait: learner waits for rollouts  33.0 s" in lines
+    assert "sandboxes  1,208 created, 640 reused; an episode waits 0.3 s for its own and others" in lines
     assert any(
         line.startswith("calculate  ZeroDivisionError  1,234  division by zero [env.py:3] xxx") for line in lines
     )

@@ -73,16 +73,16 @@ def test_every_finished_rollout_is_trained_on_given_up_or_pending(tmp_path: Path
     assert (summary.rollouts_finished, summary.rollouts_trained, summary.pending) == (7, 3, 2)
 
 
-def test_what_became_of_sandboxes_is_summed_up_and_the_waiting_for_them(tmp_path: Path) -> None:
-    assert (summary_of(tmp_path / "without", [FINISHED]).sandboxes, FINISHED.timings.sandbox) == ({}, 0.0)
+def test_what_became_of_sandboxes_is_summed_up_and_their_waiting_averaged(tmp_path: Path) -> None:
+    without = summary_of(tmp_path / "without", [FINISHED])
+    assert (without.sandboxes, without.sandbox_seconds) == ({}, None)
     steps = [
         StepRecord(1, 1, sandboxes=SandboxFigures(waiting=2, in_use=3, created=10, reused=4)),
         StepRecord(2, 2, sandboxes=SandboxFigures(in_use=1, created=5, failed=1)),
     ]
     waited = msgspec.structs.replace(FINISHED, timings=Timings(sandbox=1.5))
-    summary = summary_of(tmp_path / "with", [waited, waited], steps)
-    assert summary.sandboxes == {"created": 15, "reused": 4, "failed": 1}
-    assert summary.waits == {"learner waits for rollouts": 0.0, "episodes wait for sandboxes": 3.0}
+    summary = summary_of(tmp_path / "with", [waited, FINISHED], steps)
+    assert (summary.sandboxes, summary.sandbox_seconds) == ({"created": 15, "reused": 4, "failed": 1}, 0.75)
 
 
 def test_the_fate_of_a_rollout_is_told_in_words(tmp_path: Path) -> None:
