@@ -145,15 +145,16 @@ class Link:
 
     def _take(self, received: bytearray) -> None:
         """Take whole frames from what was received. Raises `ValueError` where those are none."""
-        while len(received) >= frames.FRAME.size:
-            kind, number, length = frames.FRAME.unpack_from(received)
+        begin = 0
+        while len(received) - begin >= frames.FRAME.size:
+            kind, number, length = frames.FRAME.unpack_from(received, begin)
             if length > _LONGEST_FRAME:
                 raise ValueError(f"a frame of {length} bytes")
-            end = frames.FRAME.size + length
+            end = begin + frames.FRAME.size + length
             if len(received) < end:
-                return
-            payload = bytes(received[frames.FRAME.size : end])
-            del received[:end]
+                break
+            payload = bytes(received[begin + frames.FRAME.size : end])
+            begin = end
             if kind == frames.READY:
                 self._ready.set()
             elif kind == frames.BROKEN:
@@ -162,6 +163,7 @@ class Link:
                 self._calls[number].take(kind, payload)
             elif not 0 < number < self._next:
                 raise ValueError(f"something about a call {number}, which there never was")
+        del received[:begin]  # once, however small they are
 
     async def _feed(self, number: int, call: Call, data: bytes) -> None:
         """Send a call its input, as it takes it."""
