@@ -2,6 +2,8 @@
 
 import difflib
 import importlib
+import os
+import sys
 from collections.abc import Mapping
 
 from moonmill.blame import text_of
@@ -39,6 +41,8 @@ def make_provider(name: str) -> SandboxProvider:
         ConfigError: there is none of that name, or it cannot be made.
     """
     module, _, factory = check_name(name).rpartition(":")
+    if name not in PROVIDERS and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # as for an environment's module
     try:
         made: SandboxProvider = getattr(importlib.import_module(module), factory)()
     except Exception as e:

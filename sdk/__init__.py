@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from moonmill.envs import MultiTurnEnv, Taskset, metric, reward, stop, tool
     from moonmill.errors import ConfigError, MoonmillError
     from moonmill.registry import list_envs, make, register
+    from moonmill.sandboxes import SandboxLimits, SandboxSpec
     from moonmill.types import (
         Action,
         Completion,
@@ -38,6 +39,8 @@ __all__ = [
     "Observation",
     "Rollout",
     "Sampling",
+    "SandboxLimits",
+    "SandboxSpec",
     "Segment",
     "Status",
     "StopReason",
@@ -55,7 +58,7 @@ __all__ = [
     "tool",
 ]
 
-_HOMES = ("moonmill.errors", "moonmill.types", "moonmill.registry", "moonmill.envs")
+_HOMES = ("moonmill.errors", "moonmill.types", "moonmill.registry", "moonmill.sandboxes", "moonmill.envs")
 
 
 def __dir__() -> list[str]:

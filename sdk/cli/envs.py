@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from moonmill.envs import MultiTurnEnv
+    from moonmill.sandboxes import SandboxSpec
 
 _SPLITS = ("train", "eval")
 
@@ -85,6 +86,8 @@ def show(env_id: str, seed: int, as_json: bool) -> None:
     out.print(
         f"\nlimits: {', '.join(f'{name} {value}' for name, value in facts['limits'].items() if value is not None)}"
     )
+    if facts["sandbox"] is not None:
+        out.print(f"sandbox: {_said(facts['sandbox'])}")
     if facts["system_prompt"] is not None:
         out.print()
         print_message(out, Message("system", facts["system_prompt"]))
@@ -105,11 +108,24 @@ def show(env_id: str, seed: int, as_json: bool) -> None:
             print_message(out, message)
 
 
+def _said(sandbox: "SandboxSpec") -> str:
+    """What is asked of a sandbox: what is not as by default, and its limits."""
+    from msgspec.structs import asdict
+
+    fields, usual = asdict(sandbox), asdict(type(sandbox)())
+    special = {name: value for name, value in fields.items() if name != "limits" and value != usual[name]}
+    if sandbox.files:
+        special["files"] = ", ".join(sandbox.files)
+    limits = {name: value for name, value in asdict(sandbox.limits).items() if value is not None}
+    return ", ".join(f"{name} {value}" for name, value in (special | limits).items())
+
+
 def describe(env_id: str, seed: int) -> dict[str, Any]:
     """What `moonmill envs show` shows, as plain data but for the prompts' messages."""
     from functools import partial
 
     from moonmill.envs import Taskset
+    from moonmill.envs.limits import check_sandbox
     from moonmill.envs.marks import collect_marks
     from moonmill.registry import make
 
@@ -122,6 +138,7 @@ def describe(env_id: str, seed: int) -> dict[str, Any]:
         "limits": {name: getattr(env, name) for name in ("max_turns", "max_tokens", "max_seconds")},
         "reward_bounds": env.reward_bounds,
         "system_prompt": env.system_prompt,
+        "sandbox": check_sandbox(type(env), env.sandbox),
         "tools": env.tool_specs,
         "scores": [
             {"name": mark.method, "kind": mark.kind, "weight": mark.weight} for mark in collect_marks(type(env))

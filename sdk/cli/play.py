@@ -42,7 +42,12 @@ _WHY = {
 @click.option("--task", "index", type=click.IntRange(min=0), default=0, show_default=True, help="Which one of them.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides the tasks and all chance in the episode.")
 @click.option(
-    "--sandbox", "provider", default="local", show_default=True, help="What gives a sandbox, if one is asked for."
+    "--sandbox",
+    "provider",
+    default="local",
+    show_default=True,
+    metavar="PROVIDER",
+    help="What gives the episode's sandbox: local, docker, unsafe-subprocess, or module:factory.",
 )
 @json_option
 def play(env_id: str, split: str, index: int, seed: int, provider: str, as_json: bool) -> None:

@@ -1,6 +1,5 @@
 """`moonmill sandbox`: whether the promises of sandboxes hold on this host."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -73,8 +72,6 @@ def _run(cases: "Sequence[Case]", provider: str, image: str | None) -> "Report":
     from moonmill.sandboxes.providers import make_provider
     from moonmill.sandboxes.testing import check
 
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # for a provider in a module of the user's
     with _telling(len(cases)) as tell:
         return anyio.run(partial(check, partial(make_provider, provider), cases=cases, image=image, tell=tell))
 

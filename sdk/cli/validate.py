@@ -24,8 +24,8 @@ _WORDS = {True: "ok", False: "wrong", None: ""}
 def validate(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a config without training.
 
-    Looks at the environment, the algorithm (and shows what its preset stands for), the device, the run directory, the
-    model, and whether prompts fit. Exits with 2 where something is wrong.
+    Looks at the environment, its sandbox, the algorithm (and shows what its preset stands for), the device, the run
+    directory, the model, and whether prompts fit. Exits with 2 where something is wrong.
     """
     from moonmill.cli.output import print_json
     from moonmill.config_io import load_config

@@ -26,7 +26,7 @@ from moonmill.config_io import dump_config
 from moonmill.errors import ConfigError, MoonmillError, RunError
 from moonmill.trainer import checkpoint
 
-COMMANDS = ["train", "eval", "validate", "inspect", "plot", "envs", "serve", "export", "engine"]
+COMMANDS = ["train", "eval", "validate", "inspect", "plot", "envs", "serve", "export", "engine", "sandbox"]
 
 
 def run(*arguments: str, input: str | None = None):
@@ -216,7 +216,7 @@ def test_a_valid_config_ends_with_what_was_looked_at(config):
     sets = ("--set", f"model={{path: {policy}, max_length: 256}}")
     result = run("validate", str(config), *sets)
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[-1].startswith("ok: environment, algorithm,")
+    assert result.stdout.splitlines()[-1].startswith("ok: environment, sandbox, algorithm,")
     assert "gae: gamma 1.0, lam adaptive, alpha 1.5" in result.stdout
     told = json.loads(run("validate", str(config), *sets, "--json").stdout)
     assert told["ok"] is True
@@ -382,11 +382,10 @@ def test_a_player_sees_the_last_answer_the_reward_and_why_the_episode_ended(tmp_
 def test_a_player_gets_a_sandbox_where_the_environment_wants_one(tmp_path):
     (tmp_path / "boxed.py").write_text(
         """
-from moonmill import MultiTurnEnv, Task, tool
-from moonmill.sandboxes import SandboxSpec
+from moonmill import MultiTurnEnv, SandboxLimits, SandboxSpec, Task, tool
 
 class Boxed(MultiTurnEnv):
-    sandbox = SandboxSpec()
+    sandbox = SandboxSpec(files={"data.txt": "1"}, limits=SandboxLimits(memory_mib=99))
 
     def tasks(self, split):
         yield Task("Look around.")
@@ -396,6 +395,8 @@ class Boxed(MultiTurnEnv):
         return self.sandbox.exec(["sh", "-c", "pwd; echo $HOME"]).stdout
 """
     )
+    shown = moonmill_process("envs", "show", "boxed.py:Boxed", cwd=tmp_path).stdout
+    assert "sandbox: files data.txt, memory_mib 99, pids 128, disk_mib 256, lifetime 3600.0" in shown
     typed = "/look\nnothing here\n"
     result = moonmill_process("envs", "play", "boxed.py:Boxed", input=typed, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
