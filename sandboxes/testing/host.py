@@ -117,4 +117,4 @@ class Host:
 
 def _witness(name: str) -> "subprocess.Popen[bytes]":
     """A process that waits until its stdin is closed."""
-    return subprocess.Popen(["sh", "-c", "read x", name], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(["/bin/sh", "-c", "read x", name], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)

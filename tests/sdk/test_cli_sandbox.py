@@ -1,0 +1,77 @@
+"""`moonmill sandbox check`."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner, Result
+
+from moonmill.cli.app import cli
+from moonmill.sandboxes.testing import CASES
+
+
+def check(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["sandbox", "check", *arguments])
+
+
+def test_it_tells_what_holds_and_by_which_means() -> None:
+    result = check("stdin/verbatim", "interfaces")
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["holds", "stdin/verbatim", "bytes", "arrive", "as", "they", "are"] in lines
+    assert ["holds", "network", "1", "a", "network", "namespace"] in [line[:6] for line in lines]
+    assert result.stdout.splitlines()[-1].endswith(": 2 hold, 0 broken, 0 not enforced, 0 not shown")
+    assert "local: 2 cases in " in result.stdout
+
+
+def test_a_broken_promise_is_a_failure() -> None:
+    result = check("--provider", "tests.sandboxes.weakened:Pretender", "host-is-not-seen", "stdin/verbatim", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["provider"] == "pretender"
+    assert found["broken"] == 1
+    assert {case["name"]: case["status"] for case in found["cases"]} == {
+        "stdin/verbatim": "holds",
+        "processes/host-is-not-seen": "broken",
+    }
+    assert {promise["name"]: promise["status"] for promise in found["promises"]} == {
+        None: "holds",
+        "processes": "broken",
+    }
+    assert "broken: processes/host-is-not-seen: processes of the host: [" in result.stderr
+
+
+def test_what_is_not_promised_is_no_failure() -> None:
+    result = check("--provider", "unsafe-subprocess", "network", "stdin/verbatim")
+    assert result.exit_code == 0, result.output
+    assert ["not", "enforced", "network/tcp"] in [line.split()[:3] for line in result.stdout.splitlines()]
+
+
+def test_the_cases_are_listed_without_a_provider() -> None:
+    result = check("--list", "--provider", "nowhere:Nothing", "--json")
+    assert [case["name"] for case in json.loads(result.stdout)] == [case.name for case in CASES]
+    assert len(check("--list", "network").stdout.splitlines()) == 1 + sum(c.topic == "network" for c in CASES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["texd"], 2, "error: there is no case, topic or promise 'texd': did you mean text?"),
+        (["--provider", "lokal"], 2, "there is no provider 'lokal': did you mean local?"),
+        (["--provider", "no.such.module:Provider"], 2, "no.such.module:Provider cannot be had"),
+        (["--provider", "moonmill.sandboxes:SandboxSpec"], 2, "which has no __aenter__"),
+        (["--image", "debian"], 2, "the local provider has no images"),
+    ],
+)
+def test_what_cannot_be_is_said(arguments: list[str], code: int, words: str) -> None:
+    result = check(*arguments)
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_it_needs_no_pytest() -> None:
+    code = "import sys, moonmill.sandboxes.testing; print([name for name in sys.modules if 'pytest' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
