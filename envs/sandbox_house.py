@@ -82,6 +82,8 @@ class SandboxHouse:
         self._loop: asyncio.AbstractEventLoop
         self._context: Context
         self._stop_asked: anyio.Event
+        self._starting: anyio.CancelScope
+        """Bounds the start of the provider."""
         started: SimpleQueue[None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(started,), name="moonmill-sandboxes", daemon=True)
         self._thread.start()
@@ -118,16 +120,15 @@ class SandboxHouse:
             group: gives the group it is done in, or raises what is to be the answer; by default the house's own.
         """
         if os.getpid() != self._process:
-            deliver(
-                otherwise
-                or Answer(error=SandboxUnavailableError("a forked process has none of its parent's sandboxes"))
-            )
+            forked = SandboxUnavailableError("a forked process has none of its parent's sandboxes")
+            deliver(otherwise or Answer(error=forked))
             return _nothing
         request = _Request(work, deliver, otherwise, group or (lambda: self.group))
         with self._lock:
-            if self._ended is None:
+            is_taken = self._ended is None
+            if is_taken:
                 self._asked.add(request)
-        if request in self._asked:
+        if is_taken:
             self._soon(self._take, request)
         else:
             deliver(otherwise or Answer(error=self._why()))
@@ -182,7 +183,7 @@ class SandboxHouse:
 
     async def _live(self, started: "SimpleQueue[None]") -> None:
         self._loop, self._context = asyncio.get_running_loop(), copy_context()
-        self._stop_asked = anyio.Event()
+        self._stop_asked, self._starting = anyio.Event(), anyio.CancelScope()
         # Those that episodes open besides their own have places of their own, else all could wait for each other.
         self._places = {further: anyio.Semaphore(self.config.max_open) for further in (False, True)}
         started.put(None)
@@ -193,7 +194,8 @@ class SandboxHouse:
             prewarm=config.prewarm,
             open_timeout=config.open_timeout,
         )
-        with anyio.CancelScope(deadline=anyio.current_time() + _START_SECONDS) as scope:
+        with self._starting as scope:
+            scope.deadline = anyio.current_time() + _START_SECONDS
             async with pool as self.pool:
                 scope.deadline = math.inf
                 async with anyio.create_task_group() as self.group:
@@ -203,13 +205,16 @@ class SandboxHouse:
                     await self._stop_asked.wait()
                     for lease in tuple(self.leases):
                         lease.ask_to_close()
-        if scope.cancelled_caught:
+                self._early = []  # What is asked for from here on is answered when all is over.
+        if scope.cancelled_caught and not self._stop_asked.is_set():
             raise SandboxUnavailableError(f"{config.provider} was not ready in {_START_SECONDS:g} s")
 
     def _stop(self, seconds: float) -> None:
         self._stop_asked.set()
         if self._early is None:
             self.group.cancel_scope.deadline = anyio.current_time() + seconds
+        elif self._starting.deadline < math.inf:
+            self._starting.cancel()
 
     def _take(self, request: "_Request") -> None:
         if self._early is not None:

@@ -21,6 +21,14 @@ class Refusing(UnsafeSubprocessProvider):
         return self
 
 
+class Starting(UnsafeSubprocessProvider):
+    """Never ready."""
+
+    async def __aenter__(self) -> Self:
+        await anyio.sleep_forever()
+        return self
+
+
 class Odd(UnsafeSubprocessProvider):
     """Raises what a provider should not."""
 

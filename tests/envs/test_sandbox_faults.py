@@ -15,7 +15,7 @@ import pytest
 
 from moonmill import Message, Rollout, Status, StopReason, reward, tool
 from moonmill.config import SandboxConfig
-from moonmill.envs import SandboxService
+from moonmill.envs import SandboxService, sandbox_house
 from moonmill.errors import ConfigError
 from moonmill.sandboxes import SandboxError, SandboxSpec
 from tests.envs.parts import OneTask, call, says
@@ -124,6 +124,25 @@ def test_a_host_that_does_not_allow_it_is_told_and_tried_again(monkeypatch: pyte
             assert rollout.error == "user namespaces are not allowed here: allow them"
         monkeypatch.setattr(Refusing, "allowed", True)
         assert play(Env).status is Status.FINISHED
+
+
+def test_one_that_is_never_ready_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_house, "_START_SECONDS", 0.3)
+    rollout = played("tests.envs.providers:Starting")
+    assert ended(rollout) == (Status.FAILED, StopReason.SANDBOX_ERROR, None)
+    assert rollout.error == "tests.envs.providers:Starting was not ready in 0.3 s"
+
+
+def test_one_that_starts_for_ever_does_not_hold_up_the_end() -> None:
+    rollouts: list[Rollout] = []
+    thread = threading.Thread(target=lambda: rollouts.append(play(Env)))
+    start = time.monotonic()
+    with SandboxService(SandboxConfig(provider="tests.envs.providers:Starting")) as service:
+        thread.start()
+        until(lambda: service.figures().waiting == 1)
+    thread.join(10)
+    assert time.monotonic() - start < 5
+    assert ended(rollouts[0]) == (Status.FAILED, StopReason.SANDBOX_ERROR, None)
 
 
 def test_what_a_provider_should_not_raise_is_its_failure() -> None:
