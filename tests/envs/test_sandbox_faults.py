@@ -17,7 +17,7 @@ from moonmill import Message, Rollout, Status, StopReason, reward, tool
 from moonmill.config import SandboxConfig
 from moonmill.envs import SandboxService, sandbox_house
 from moonmill.errors import ConfigError
-from moonmill.sandboxes import SandboxError, SandboxSpec
+from moonmill.sandboxes import SandboxError, SandboxLimits, SandboxSpec
 from tests.envs.parts import OneTask, call, says
 from tests.envs.providers import Refusing
 from tests.envs.test_sandbox_env import Env, answers, ended, episode, play, until
@@ -33,79 +33,83 @@ def service() -> Iterator[SandboxService]:
         yield service
 
 
-@pytest.mark.usefixtures("service")
-class TestOneThatIsLost:
-    """`SandboxUnavailableError` is never an answer, and never a reward."""
+# One that is lost: never an answer, and never a reward
 
-    @pytest.mark.parametrize("name", ["sh", "ash"])
-    def test_in_a_tool_it_fails_the_rollout(self, name: str) -> None:
-        rollout = play(Env, call(name, text=KILL), call(name, text="echo still here"))
-        assert ended(rollout) == (Status.FAILED, StopReason.SANDBOX_ERROR, None)
-        assert answers(rollout) == []
-        assert "sandbox is gone" in (rollout.error or "")
 
-    @pytest.mark.parametrize("name", ["sh", "ash"])
-    def test_a_tool_that_catches_it_changes_nothing(self, name: str) -> None:
-        class Careless(Env):
-            @tool
-            def sh(self, text: str) -> str:
+@pytest.mark.parametrize("name", ["sh", "ash"])
+def test_one_that_is_lost_in_a_tool_fails_the_rollout(service: SandboxService, name: str) -> None:
+    rollout = play(Env, call(name, text=KILL), call(name, text="echo still here"))
+    assert ended(rollout) == (Status.FAILED, StopReason.SANDBOX_ERROR, None)
+    assert answers(rollout) == []
+    assert "sandbox is gone" in (rollout.error or "")
+
+
+@pytest.mark.parametrize("name", ["sh", "ash"])
+def test_a_tool_that_catches_the_loss_changes_nothing(service: SandboxService, name: str) -> None:
+    class Careless(Env):
+        @tool
+        def sh(self, text: str) -> str:
+            try:
+                return self.sandbox.exec(["sh", "-c", text]).stdout
+            except SandboxError as e:
+                return f"sorry: {e}"
+
+        @tool
+        async def ash(self, text: str) -> str:
+            try:
+                return (await self.sandbox.aio.exec(["sh", "-c", text])).stdout
+            except Exception as e:
+                raise ValueError("sorry") from e
+
+    rollout = play(Careless, call(name, text=KILL))
+    assert ended(rollout) == (Status.FAILED, StopReason.SANDBOX_ERROR, None)
+    assert answers(rollout) == []
+
+
+def test_a_loss_in_a_reward_is_not_0(service: SandboxService) -> None:
+    class Graded(Env):
+        @reward
+        def correct(self, rollout: Rollout) -> float:
+            with self.open_sandbox() as fresh:
                 try:
-                    return self.sandbox.exec(["sh", "-c", text]).stdout
-                except SandboxError as e:
-                    return f"sorry: {e}"
+                    return float(fresh.exec(["sh", "-c", KILL]).returncode == 0)
+                except Exception:
+                    return 0.0
 
-            @tool
-            async def ash(self, text: str) -> str:
-                try:
-                    return (await self.sandbox.aio.exec(["sh", "-c", text])).stdout
-                except Exception as e:
-                    raise ValueError("sorry") from e
+    rollout = play(Graded)
+    assert ended(rollout) == (Status.FAILED, StopReason.SANDBOX_ERROR, None)
+    assert rollout.rewards == {}
 
-        rollout = play(Careless, call(name, text=KILL))
-        assert ended(rollout) == (Status.FAILED, StopReason.SANDBOX_ERROR, None)
-        assert answers(rollout) == []
 
-    def test_in_a_reward_it_is_not_0(self) -> None:
-        class Graded(Env):
-            @reward
-            def correct(self, rollout: Rollout) -> float:
-                with self.open_sandbox() as fresh:
-                    try:
-                        return float(fresh.exec(["sh", "-c", KILL]).returncode == 0)
-                    except Exception:
-                        return 0.0
+def test_all_calls_that_wait_are_told_of_a_loss_at_once(service: SandboxService) -> None:
+    start = time.monotonic()
+    rollout = play(Env, says(call("ash", "a", text="sleep 50"), call("ash", "b", text=f"sleep 0.2; {KILL}")))
+    assert rollout.stop_reason is StopReason.SANDBOX_ERROR
+    assert time.monotonic() - start < 10
 
-        rollout = play(Graded)
-        assert ended(rollout) == (Status.FAILED, StopReason.SANDBOX_ERROR, None)
-        assert rollout.rewards == {}
 
-    def test_all_calls_that_wait_are_told_at_once(self) -> None:
-        start = time.monotonic()
-        rollout = play(Env, says(call("ash", "a", text="sleep 50"), call("ash", "b", text=f"sleep 0.2; {KILL}")))
-        assert rollout.stop_reason is StopReason.SANDBOX_ERROR
-        assert time.monotonic() - start < 10
+def test_a_handle_says_that_its_sandbox_is_lost(service: SandboxService) -> None:
+    class Asking(Env):
+        @tool
+        def look(self) -> str:
+            try:
+                self.sandbox.exec(["sh", "-c", KILL])
+            finally:
+                lost.append(self.sandbox.lost)
+            return ""
 
-    def test_its_handle_says_so(self) -> None:
-        class Asking(Env):
-            @tool
-            def look(self) -> str:
-                try:
-                    self.sandbox.exec(["sh", "-c", KILL])
-                finally:
-                    lost.append(self.sandbox.lost)
-                return ""
+    lost: list[str] = []
+    play(Asking, call("look"))
+    assert "gone" in lost[0]
 
-        lost: list[str] = []
-        play(Asking, call("look"))
-        assert "gone" in lost[0]
 
-    def test_its_lifetime_ends_it(self) -> None:
-        class Short(Env):
-            sandbox = SandboxSpec(limits=SandboxSpec().limits.__class__(lifetime=0.5))
+def test_a_lifetime_ends_a_sandbox(service: SandboxService) -> None:
+    class Short(Env):
+        sandbox = SandboxSpec(limits=SandboxLimits(lifetime=0.5))
 
-        rollout = play(Short, call("sh", text="sleep 50"))
-        assert ended(rollout) == (Status.FAILED, StopReason.SANDBOX_ERROR, None)
-        assert "lifetime" in (rollout.error or "")
+    rollout = play(Short, call("sh", text="sleep 50"))
+    assert ended(rollout) == (Status.FAILED, StopReason.SANDBOX_ERROR, None)
+    assert "lifetime" in (rollout.error or "")
 
 
 # Providers that fail
