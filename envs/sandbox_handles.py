@@ -5,7 +5,7 @@ made of it is no answer and no reward.
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ class Held:
             return await wait_on_loop(partial(self.lease.call, method, args, kwargs))
 
     @contextmanager
-    def _noting(self) -> Any:
+    def _noting(self) -> Iterator[None]:
         try:
             yield
         except MoonmillError as e:

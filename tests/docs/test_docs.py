@@ -171,11 +171,11 @@ from moonmill.agents.scripted import ScriptedAgent
 
 task = Taskset(Scripts, "train", seed=0).task(0)
 right, wrong = (f"print(int(input()) * {task.prompt.split()[-4]}{more})" for more in ("", " + 1"))
-for text in (right, wrong, "while True: pass", None):
+for text in (right, wrong, "while True: pass", "#" * 200_000, None):
     def act(messages):
         calls = [("write", {"path": "solution.py", "text": text}), ("python", {"path": "solution.py", "stdin": "3"})]
         made = sum(m.role == "assistant" for m in messages)
-        if made == 2 or text is None or text.startswith("while") and made == 1:
+        if made == 2 or text is None or text[0] in "w#" and made == 1:
             return Message("assistant", "done")
         return Message("assistant", tool_calls=(ToolCall("1", *calls[made]),))
     rollout = anyio.run(lambda: EpisodeRunner("s", Scripts, ScriptedAgent(act)).run(task, id="0", seed=0))
@@ -184,7 +184,7 @@ for text in (right, wrong, "while True: pass", None):
     (tmp_path / "guide.py").write_text(environment.replace("timeout=10", "timeout=2") + player)
     done = subprocess.run([sys.executable, "guide.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:-1] == ["finished 1.0", "finished 0.0", "finished 0.0", "finished 0.0"]
+    assert done.stdout.split("\n")[:-1] == ["finished 1.0", *["finished 0.0"] * 4]
 
 
 @pytest.fixture(scope="module")
