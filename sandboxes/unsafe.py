@@ -5,6 +5,7 @@ of its own that is removed in the end. Nothing keeps a command in that folder.
 """
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from moonmill.sandboxes.supervised import Setup, SupervisedSandbox, supervised
 from moonmill.sandboxes.types import SandboxSpec
 
 _READY_SECONDS = 30.0
+_PREFIX = "moonmill-unsafe-"
+_FOLDER = re.compile(rf"{_PREFIX}([0-9]+)-\w+")
 
 
 class UnsafeSubprocessProvider:
@@ -32,6 +35,7 @@ class UnsafeSubprocessProvider:
     name = "unsafe-subprocess"
 
     async def __aenter__(self) -> Self:
+        await anyio.to_thread.run_sync(_sweep)
         return self
 
     async def __aexit__(
@@ -56,7 +60,7 @@ class UnsafeSubprocessProvider:
     async def open(self, spec: SandboxSpec) -> AsyncIterator[SupervisedSandbox]:
         """A folder of its own, in place of the spec's `workdir`."""
         self.require(spec)
-        folder = await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "moonmill-unsafe-")
+        folder = await anyio.to_thread.run_sync(tempfile.mkdtemp, None, f"{_PREFIX}{os.getpid()}-")
         try:
             path = os.environ.get("PATH", os.defpath)
             env = {"PATH": path, "HOME": folder, "LANG": "C.UTF-8", **spec.env}
@@ -77,3 +81,11 @@ class UnsafeSubprocessProvider:
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(shutil.rmtree, Path(folder), True)
+
+
+def _sweep() -> None:
+    """Remove the folders of processes that are no more."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        owner = _FOLDER.fullmatch(folder.name)
+        if owner and not Path("/proc", owner[1]).exists() and folder.lstat().st_uid == os.geteuid():
+            shutil.rmtree(folder, ignore_errors=True)
