@@ -16,7 +16,7 @@ from moonmill.sandboxes.testing.lab import Lab
 from moonmill.sandboxes.types import MIB
 
 topic = Topic("folders")
-_MANY = 3000
+_MANY = 2000
 
 
 @topic.inside("a folder comes back as it was uploaded")

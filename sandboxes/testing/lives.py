@@ -116,6 +116,8 @@ async def _holder(
         try:
             await process.stdin.send(len(work).to_bytes(8, "big") + work)
             yield process, lines
+            with anyio.move_on_after(_ENDING_SECONDS):
+                await process.wait()
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError) as e:
             with anyio.CancelScope(shield=True):
                 code = await process.wait()
@@ -123,8 +125,9 @@ async def _holder(
             why = place.said.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise BrokenPromiseError(f"a process that opens a sandbox ended with {code}: {why}") from e
         finally:
-            with suppress(ProcessLookupError):
-                process.kill()
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
 
 
 async def _line(lines: BufferedByteReceiveStream, wanted: str) -> dict[str, Any]:
