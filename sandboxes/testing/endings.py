@@ -64,12 +64,15 @@ async def disappearing(lab: Lab) -> None:
             with refused(SandboxUnavailableError, "a command in a sandbox that disappears", seconds=10):
                 await sandbox.exec(["sleep", marker], timeout=60)
         kill_marked(marker)
+        that(bool(sandbox.lost), "it does not say that it is lost")
         with refused(SandboxUnavailableError, "a further command"):
             await sandbox.exec(["true"])
         with refused(SandboxUnavailableError, "reading a file"):
             await sandbox.read_file("file")
         with refused(SandboxUnavailableError, "writing a file"):
             await sandbox.write_file("file", b"")
+        with refused(SandboxUnavailableError, "listing a folder"):
+            await sandbox.list_files()
 
 
 @topic.around("a sandbox that does not answer any more is closed, and all of it ends", seconds=60)
@@ -95,6 +98,8 @@ async def not_answering(lab: Lab) -> None:
 async def closed(lab: Lab) -> None:
     async with lab.open() as sandbox:
         await sandbox.exec(["true"])
+        equal("why it is lost", sandbox.lost, "")
+    that(bool(sandbox.lost), "a closed sandbox does not say that it is lost")
     with refused(SandboxUnavailableError, "a command in a closed sandbox"):
         await sandbox.exec(["true"])
     with refused(SandboxUnavailableError, "reading a file of a closed sandbox"):

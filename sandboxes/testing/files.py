@@ -2,7 +2,7 @@
 
 import os
 
-from moonmill.sandboxes.errors import OutputLimitExceededError, SandboxFileError
+from moonmill.sandboxes.errors import OutputLimitExceededError, SandboxFileError, SandboxSpecError
 from moonmill.sandboxes.sandbox import Sandbox
 from moonmill.sandboxes.testing.case import NotShownError, Topic
 from moonmill.sandboxes.testing.expect import at_once, equal, probe, refused, shell, that
@@ -83,6 +83,19 @@ async def folders_are_made(sandbox: Sandbox) -> None:
     equal("the file", await sandbox.read_file("made/for/it/file"), b"here")
 
 
+@topic.inside("several files are written at once, or it is a typed error")
+async def several(sandbox: Sandbox) -> None:
+    contents: dict[str, bytes | str] = {"several/a b": "größe", "several/deep/er": _EVERY_BYTE, "/tmp/several": b""}
+    await sandbox.write_files(contents)
+    for path, content in contents.items():
+        wanted = content.encode() if isinstance(content, str) else content
+        equal(f"the file {path}", await sandbox.read_file(path), wanted)
+    await shell(sandbox, "echo more >> several/deep/er")  # it belongs to who runs commands
+    for path in ("several/deep", "several/deep/er/below", "a\0b", "", "/proc/nowhere/file"):
+        with refused(SandboxFileError, f"writing {path!r} among others"):
+            await sandbox.write_files({"several/good": b"", path: b"x"})
+
+
 @topic.inside("a file is replaced whole")
 async def replaced(sandbox: Sandbox) -> None:
     await sandbox.write_file("replaced", b"a long content")
@@ -105,6 +118,13 @@ async def files_of_the_spec(lab: Lab) -> None:
         equal("a text", await sandbox.read_file("given/text"), "größe".encode())
         equal("what a command reads", await shell(sandbox, "cat given/text"), "größe")
         equal("one by its absolute path", await sandbox.read_file("/tmp/absolute"), b"\0\xff")
+
+
+@topic.around("a file of the spec that cannot be there is a typed error")
+async def impossible_files_of_the_spec(lab: Lab) -> None:
+    with refused(SandboxSpecError, "opening a sandbox with a file below /proc", seconds=20):
+        async with lab.open(files={"/proc/nowhere/file": b""}):
+            pass
 
 
 @topic.inside("what is not there is not found")

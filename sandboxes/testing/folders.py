@@ -1,5 +1,6 @@
 """Whole folders go in and come out, and nothing comes out that must not."""
 
+import os
 import stat
 import tempfile
 from collections.abc import AsyncIterator
@@ -38,6 +39,22 @@ async def round_trip(sandbox: Sandbox) -> None:
         equal("what came back", set(got), there)
         equal("a file", got["deep/deeper/two words"].read_bytes(), bytes(range(256)))
         that(bool(got["run.sh"].stat().st_mode & stat.S_IXUSR), "a program came back without its execute permission")
+
+
+@topic.inside("names come out as they are, also those that are no text")
+async def odd_names(sandbox: Sandbox) -> None:
+    code = """
+os.mkdir("odd-names")
+for name in (b"two words", b"new\\nline", b"-rf", b"\\xff\\xfe", "größe-猫".encode(), b"x" * 255):
+    with open(b"odd-names/" + name, "wb") as file:
+        file.write(name)
+"""
+    await probe(sandbox, code)
+    async with _host_folder() as host:
+        await sandbox.download("odd-names", host / "out")
+        for path in (host / "out").iterdir():
+            equal(f"the file {path.name!r}", path.read_bytes(), os.fsencode(path.name))
+        equal("the files that came out", len(list((host / "out").iterdir())), 6)
 
 
 @topic.inside("a folder is added to what is there")

@@ -77,6 +77,13 @@ _USERFAULTFD = """
 _BY_HANDLE = """
     done = libc.syscall(call("open_by_handle_at"), 3, struct.pack("<II", 8, 1) + bytes(64), 0)
 """
+_TRACE = """
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    done = libc.ptrace(0x4206, pid, None, None)  # PTRACE_SEIZE
+    os.kill(pid, signal.SIGKILL)
+"""
 _REFUSALS = ("EPERM", "EACCES", "ENOSYS", "EAFNOSUPPORT", "EOPNOTSUPP", "ESOCKTNOSUPPORT", "EPROTONOSUPPORT", "ENOSPC")
 """ENOSPC is what `unshare` says where no namespaces may be made."""
 
@@ -115,6 +122,11 @@ async def mounting(sandbox: Sandbox) -> None:
 async def rare_calls(sandbox: Sandbox) -> None:
     for code in (_BPF, _PERF, _USERFAULTFD, _BY_HANDLE):
         await _is_refused(sandbox, code)
+
+
+@topic.inside("processes do not trace each other", promise="system calls")
+async def tracing(sandbox: Sandbox) -> None:
+    await _is_refused(sandbox, _TRACE)
 
 
 @topic.inside("raw packets are refused", promise="system calls")
