@@ -100,6 +100,8 @@ class SupervisedSandbox:
 
     async def write_files(self, files: Mapping[str, bytes | str]) -> None:
         """As `Sandbox.write_files`."""
+        for path in files:
+            check_path(path)
         inside = {path: content for path, content in files.items() if not path.startswith("/")}
         if inside:
             await self._do("unpack", ".", input=archives.of(inside))

@@ -17,7 +17,7 @@ _NOTICED: Mapping[str, str] = {
     "read-only": "secrets/read-only",
     "disk": "limits/disk no-space",
     "user": "no-capabilities",
-    "seccomp": "io-uring keyrings user-namespaces rare-calls",
+    "seccomp": "io-uring keyrings user-namespaces rare-calls tracing",
     "pids": "limits/processes limits/threads",
     "memory": "limits/memory memory-of-all",
     "hiding": "supervisor-is-not-read",
