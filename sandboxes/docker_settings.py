@@ -59,6 +59,7 @@ def enforces(info: Mapping[str, Any]) -> dict[str, str]:
     holds = {
         "memory": f"{cgroup}, files in memory included"
         + ("" if info.get("SwapLimit") else "; what is swapped out is not counted"),
+        "memory of all": cgroup,
         "pids": cgroup,
         "disk": "a tmpfs of its own size in each place that can be written to; the root is read-only",
         "cpus": f"{cgroup}, CFS quota",

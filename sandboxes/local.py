@@ -80,6 +80,7 @@ class LocalProvider:
             "secrets": "an environment of its own",
             "pids": "RLIMIT_NPROC in a user namespace" if _kernel() >= _KERNEL_OF_PIDS else "",
             "memory": f"control groups, version {groups.version}" if groups else "of each process alone (RLIMIT_DATA)",
+            "memory of all": f"control groups, version {groups.version}" if groups else "",
             "cpus": f"control groups, version {groups.version}" if groups and "cpu" in groups.controllers else "",
             "system calls": "a seccomp filter" if seccomp.program() else "",
         }

@@ -131,7 +131,7 @@ class SandboxProvider(Protocol):
     ) -> None: ...
 
     def enforces(self) -> Mapping[str, str]:
-        """What holds on this host and by which means, in words: by `memory`, `pids`, `disk`, `cpus`, `network`, …"""
+        """What holds on this host, and by which means; the names are those of `moonmill.sandboxes.testing.PROMISES`."""
         ...
 
     def require(self, spec: SandboxSpec) -> None:

@@ -13,7 +13,8 @@ Status = Literal["holds", "broken", "not enforced", "not shown"]
 """`not enforced`: the provider does not claim it here. `not shown`: this host or image has not what the case needs."""
 
 PROMISES = {
-    "memory": "the memory of all processes together has a limit",
+    "memory": "memory has a limit, and it is told when a process was killed for it",
+    "memory of all": "the memory of all processes counts together",
     "pids": "the number of processes and threads has a limit",
     "disk": "the files in each place that can be written to have a limit",
     "cpus": "computing has a limit where one is asked for",

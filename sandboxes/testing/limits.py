@@ -88,7 +88,7 @@ async def memory(lab: Lab) -> None:
     equal("a command afterwards", (after.stdout, after.oom_killed), ("usable\n", False))
 
 
-@topic.around("the memory of all processes counts together", promise="memory")
+@topic.around("the memory of all processes counts together", promise="memory of all")
 async def memory_of_all(lab: Lab) -> None:
     sandbox = await lab.sandbox("tight")
     each = TIGHT.memory_mib // 4

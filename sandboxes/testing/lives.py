@@ -18,6 +18,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
 
+from moonmill.sandboxes.testing import holder
 from moonmill.sandboxes.testing.case import BrokenPromiseError
 from moonmill.sandboxes.testing.expect import PREFIX, new_marker
 from moonmill.sandboxes.testing.traces import Traces, marked_processes, traces_of
@@ -108,7 +109,7 @@ async def _holder(
     """The other process, killed at last, and what it says."""
     work = pickle.dumps((sys.path, _backend(), marker, end, pickle.dumps(spec), factory))
     env = {**os.environ, "TMPDIR": str(place.folder)}
-    argv = [sys.executable, "-m", "moonmill.sandboxes.testing.holder"]
+    argv = [sys.executable, "-P", holder.__file__]  # it is told where to import from
     async with await anyio.open_process(argv, env=env, stdout=subprocess.PIPE, stderr=place.said) as process:
         assert process.stdin is not None
         assert process.stdout is not None

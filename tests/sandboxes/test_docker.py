@@ -394,6 +394,7 @@ async def test_a_refusal_of_the_daemon_is_told_in_its_words() -> None:
 async def test_it_says_what_it_enforces() -> None:
     async with provider() as docker:
         assert docker.enforces().keys() == {
-            "memory", "pids", "disk", "cpus", "network", "processes", "files", "secrets", "user", "system calls"
+            "memory", "memory of all", "pids", "disk", "cpus", "network", "processes", "files", "secrets", "user",
+            "system calls",
         }  # fmt: skip
         docker.require(replace(SandboxSpec(), network="open"))
