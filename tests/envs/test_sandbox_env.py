@@ -435,31 +435,38 @@ def test_cancelling_in_async_code_ends_the_call_and_the_sandbox_goes_on() -> Non
     assert "sleep" not in answers(play(Patient, call("wait")))[0]
 
 
-def test_waiting_for_a_place_counts_against_no_limit() -> None:
-    class Slow(Env):
-        max_seconds = 1.0
-        max_scoring_seconds = 1.0
+@pytest.mark.parametrize("in_async", [False, True])
+def test_waiting_for_a_place_counts_against_no_limit(in_async: bool) -> None:
+    class Slow(OneTask):
+        max_seconds = max_scoring_seconds = 2.5
+
+        @tool
+        async def work(self) -> str:
+            async with self.open_sandbox(SandboxSpec()) as fresh:
+                return (await fresh.exec(["sh", "-c", "sleep 1; echo worked"])).stdout
 
         @reward
         def correct(self, rollout: Rollout) -> float:
-            with self.open_sandbox() as fresh:
-                fresh.exec(["sleep", "0.6"])
+            if not in_async:
+                with self.open_sandbox(SandboxSpec()) as fresh:
+                    fresh.exec(["sleep", "1"])
             return 1.0
 
-    rollouts: list[Rollout] = []
+    async def main() -> list[Rollout]:
+        rollouts: list[Rollout] = []
 
-    async def one() -> None:
-        rollouts.append(await episode(Slow, call("sh", text="sleep 0.4")))
+        async def one() -> None:
+            rollouts.append(await episode(Slow, *([call("work")] if in_async else [])))
 
-    async def main() -> None:
         async with anyio.create_task_group() as group:
             for _ in range(4):
                 group.start_soon(one)
+        return rollouts
 
     with SandboxService(SandboxConfig(max_open=1)):
-        anyio.run(main)
+        rollouts = anyio.run(main)
     assert [ended(r) for r in rollouts] == [(Status.FINISHED, StopReason.ANSWERED, 1.0)] * 4
-    assert max(r.timings.sandbox for r in rollouts) > 1.5
+    assert max(r.timings.sandbox for r in rollouts) > 2.5
 
 
 def test_episodes_that_hold_one_do_not_wait_for_those_that_wait_for_their_first() -> None:
