@@ -228,14 +228,14 @@ def test_code_that_was_left_behind_loses_its_sandbox_at_once(service: SandboxSer
     until(lambda: bool(told))
 
 
-def test_what_code_that_was_left_behind_opens_is_opened_no_more(service: SandboxService) -> None:
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_after_the_end_no_sandbox_is_opened_any_more(service: SandboxService, in_a_thread: bool) -> None:
     free, told = threading.Event(), []
 
     class Stuck(OneTask):
         max_seconds = 0.3
 
-        @tool
-        def block(self) -> str:
+        def open_late(self) -> str:
             free.wait(20)
             try:
                 self.open_sandbox(SandboxSpec()).__enter__()
@@ -243,9 +243,17 @@ def test_what_code_that_was_left_behind_opens_is_opened_no_more(service: Sandbox
                 told.append(type(e).__name__)
             return ""
 
+        @tool
+        def block(self) -> str:
+            if not in_a_thread:
+                return self.open_late()
+            threading.Thread(target=self.open_late).start()
+            return ""
+
     play(Stuck, call("block"))
     free.set()
     until(lambda: bool(told))
+    assert told == ["EnvCodeError"]
     assert service.figures().in_use == 0
 
 
