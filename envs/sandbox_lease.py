@@ -1,4 +1,4 @@
-"""One sandbox from its opening to its end, as seen from any thread. It lives on a house's event loop."""
+"""One sandbox from its opening to its end, as seen from any thread. It lives on a host's event loop."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from anyio.abc import TaskGroup
 
 from moonmill.envs.elsewhere import CallOff, Deliver
 from moonmill.envs.loop import Answer
-from moonmill.envs.sandbox_house import SandboxHouse
+from moonmill.envs.sandbox_host import SandboxHost
 from moonmill.errors import EnvCodeError, MoonmillError
 from moonmill.sandboxes import Sandbox, SandboxSpec, SandboxUnavailableError
 
@@ -16,14 +16,14 @@ class Lease:
     """A sandbox from its opening to its end. `open`, `call` and `close` begin that, from any thread.
 
     Args:
-        house: where it is.
+        host: where it is.
         spec: what is needed of it.
         further: its episode has one already.
     """
 
-    def __init__(self, house: SandboxHouse, spec: SandboxSpec, *, further: bool) -> None:
+    def __init__(self, host: SandboxHost, spec: SandboxSpec, *, further: bool) -> None:
         self.is_open = False
-        self._house = house
+        self._host = host
         self._spec = spec
         self._further = further
         self._sandbox: Sandbox
@@ -41,22 +41,22 @@ class Lease:
 
     def open(self, deliver: Deliver) -> CallOff:
         """Get it. The answer is None, or a `SandboxUnavailableError` or `SandboxSpecError`: it cannot be had."""
-        return self._house.begin(self._open, deliver)
+        return self._host.begin(self._open, deliver)
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], deliver: Deliver) -> CallOff:
         """Call a method of the sandbox. The answer is what that returns or raises."""
 
-        async def work(house: SandboxHouse) -> Any:
+        async def work(host: SandboxHost) -> Any:
             return await getattr(self._sandbox, method)(*args, **kwargs)
 
-        return self._house.begin(work, deliver, group=self._open_for_calls)
+        return self._host.begin(work, deliver, group=self._open_for_calls)
 
     def close(self, deliver: Deliver) -> CallOff:
         """Take it away, whatever goes on in it. The answer is None, at once where it is gone. It is not called off."""
-        self._house.begin(self._close, deliver, otherwise=Answer())
+        self._host.begin(self._close, deliver, otherwise=Answer())
         return _nothing
 
-    # On the house's loop from here on.
+    # On the host's loop from here on.
 
     def ask_to_close(self) -> None:
         """Begin to close it."""
@@ -65,11 +65,11 @@ class Lease:
             self._scope.cancel()
         self._close_asked.set()
 
-    async def _open(self, house: SandboxHouse) -> None:
+    async def _open(self, host: SandboxHost) -> None:
         self._close_asked, self._opened, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
-        house.leases.add(self)
-        house.group.start_soon(self._keep, house)
+        host.leases.add(self)
+        host.group.start_soon(self._keep, host)
         try:
             await self._opened.wait()
         except BaseException:
@@ -78,23 +78,23 @@ class Lease:
         if not self.is_open:
             raise self._error or SandboxUnavailableError("the sandbox was closed before it was there")
 
-    async def _close(self, house: SandboxHouse) -> None:
+    async def _close(self, host: SandboxHost) -> None:
         if self._scope is None:
             return
         self.ask_to_close()
         await self._ended.wait()
 
-    async def _keep(self, house: SandboxHouse) -> None:
+    async def _keep(self, host: SandboxHost) -> None:
         """One task from the opening to the end: what a provider enters, it leaves in the same task."""
         assert self._scope is not None
         try:
             with self._scope:
-                async with house.place(self._further), house.pool.open(self._spec) as self._sandbox:
+                async with host.place(self._further), host.pool.open(self._spec) as self._sandbox:
                     await self._serve_calls()
         except Exception as e:
-            self._error = house.ours(e)
+            self._error = host.ours(e)
         finally:
-            house.leases.discard(self)
+            host.leases.discard(self)
             self._opened.set()
             self._ended.set()
 

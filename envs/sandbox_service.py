@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from moonmill.config import SandboxConfig
 from moonmill.envs.elsewhere import wait_on_thread
-from moonmill.envs.sandbox_house import SandboxFigures, SandboxHouse
+from moonmill.envs.sandbox_host import SandboxFigures, SandboxHost
 from moonmill.envs.sandbox_lease import Lease
 from moonmill.sandboxes import SandboxSpec
 
@@ -41,7 +41,7 @@ class SandboxService:
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self.config = config or SandboxConfig()
         self._lock = threading.Lock()
-        self._house: SandboxHouse | None = None
+        self._host: SandboxHost | None = None
         self._outer: SandboxService | None = None
         self._taken = SandboxFigures()
         self._all.add(self)
@@ -66,9 +66,9 @@ class SandboxService:
     def close(self, seconds: float = _END_SECONDS) -> None:
         """Take all its sandboxes away. One that is wanted afterwards starts it again."""
         with self._lock:
-            house, self._house = self._house, None
-        if house is not None:
-            house.end(seconds)
+            host, self._host = self._host, None
+        if host is not None:
+            host.end(seconds)
 
     def lease(self, spec: SandboxSpec, *, further: bool) -> Lease:
         """A sandbox that is to be opened.
@@ -87,34 +87,34 @@ class SandboxService:
             SandboxUnavailableError: it does not work on this host.
         """
 
-        async def look(house: SandboxHouse) -> tuple[str, dict[str, str]]:
-            house.pool.require(spec)
-            return house.pool.name, dict(house.pool.enforces())
+        async def look(host: SandboxHost) -> tuple[str, dict[str, str]]:
+            host.pool.require(spec)
+            return host.pool.name, dict(host.pool.enforces())
 
         found: tuple[str, dict[str, str]] = wait_on_thread(partial(self._running().begin, look))
         return found
 
     def figures(self) -> SandboxFigures:
         """As they are now."""
-        house = self._house
-        return house.figures() if house is not None else SandboxFigures()
+        host = self._host
+        return host.figures() if host is not None else SandboxFigures()
 
     def take_figures(self) -> SandboxFigures:
         """The same; of those that grow, what has come since this was last asked."""
         before, self._taken = self._taken, self.figures()
         return self._taken.since(before)
 
-    def _running(self) -> SandboxHouse:
+    def _running(self) -> SandboxHost:
         with self._lock:
-            if self._house is None or self._house.has_ended:
-                self._house = SandboxHouse(self.config)
-            return self._house
+            if self._host is None or self._host.has_ended:
+                self._host = SandboxHost(self.config)
+            return self._host
 
     @classmethod
     def forget(cls) -> None:
         """A forked process has neither the thread nor the sandboxes."""
         for service in cls._all:
-            service._lock, service._house = threading.Lock(), None
+            service._lock, service._host = threading.Lock(), None
 
     @classmethod
     def exit(cls) -> None:

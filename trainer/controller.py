@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.config import Config
 from moonmill.envs import TaskFeed
-from moonmill.envs.sandbox_house import SandboxFigures
+from moonmill.envs.sandbox_host import SandboxFigures
 from moonmill.errors import RunDirectoryError, RunError
 from moonmill.reporting import Reporter
 from moonmill.seeding import derive_seed

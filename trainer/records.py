@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from moonmill.envs.sandbox_house import SandboxFigures
+from moonmill.envs.sandbox_host import SandboxFigures
 from moonmill.trainer.buffer import Drop
 from moonmill.trainer.meter import Spans
 

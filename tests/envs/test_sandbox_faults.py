@@ -15,7 +15,7 @@ import pytest
 
 from moonmill import Message, Rollout, Status, StopReason, reward, tool
 from moonmill.config import SandboxConfig
-from moonmill.envs import SandboxService, sandbox_house
+from moonmill.envs import SandboxService, sandbox_host
 from moonmill.errors import ConfigError
 from moonmill.sandboxes import SandboxError, SandboxLimits, SandboxSpec
 from tests.envs.parts import OneTask, call, says
@@ -131,7 +131,7 @@ def test_a_host_that_does_not_allow_it_is_told_and_tried_again(monkeypatch: pyte
 
 
 def test_one_that_is_never_ready_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_house, "_START_SECONDS", 0.3)
+    monkeypatch.setattr(sandbox_host, "_START_SECONDS", 0.3)
     rollout = played("tests.envs.providers:Starting")
     assert ended(rollout) == (Status.FAILED, StopReason.SANDBOX_ERROR, None)
     assert rollout.error == "tests.envs.providers:Starting was not ready in 0.3 s"

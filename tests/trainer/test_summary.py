@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from moonmill.config import Config, EnvConfig, ModelConfig
-from moonmill.envs.sandbox_house import SandboxFigures
+from moonmill.envs.sandbox_host import SandboxFigures
 from moonmill.reporting import Summary
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.buffer import Drop

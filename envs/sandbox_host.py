@@ -2,7 +2,7 @@
 
 Provider and sandboxes belong to that loop. So neither the trainer's loop nor authors' code can hold a sandbox up, and
 nobody has to know on which thread or loop a sandbox is used: what is asked of it is done here. `elsewhere` is how one
-waits for it; everything asked for is answered, be it that the house has ended.
+waits for it; everything asked for is answered, be it that the host has ended.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class SandboxFigures(Struct, frozen=True, omit_defaults=True):
         return SandboxFigures(self.waiting, self.in_use, *grown)
 
 
-class SandboxHouse:
+class SandboxHost:
     """One provider with its pool. It starts at once.
 
     Args:
@@ -105,7 +105,7 @@ class SandboxHouse:
 
     def begin(
         self,
-        work: Callable[["SandboxHouse"], Awaitable[Any]],
+        work: Callable[["SandboxHost"], Awaitable[Any]],
         deliver: Deliver,
         *,
         otherwise: Answer | None = None,
@@ -116,8 +116,8 @@ class SandboxHouse:
         Args:
             work: what.
             deliver: is given the answer.
-            otherwise: the answer where it is not done because the house ends.
-            group: gives the group it is done in, or raises what is to be the answer; by default the house's own.
+            otherwise: the answer where it is not done because the host ends.
+            group: gives the group it is done in, or raises what is to be the answer; by default the host's own.
         """
         if os.getpid() != self._process:
             forked = SandboxUnavailableError("a forked process has none of its parent's sandboxes")
@@ -249,11 +249,11 @@ class SandboxHouse:
 
 
 class _Request:
-    """Something to do in the house, on its way there and back."""
+    """Something to do in the host, on its way there and back."""
 
     def __init__(
         self,
-        work: Callable[[SandboxHouse], Awaitable[Any]],
+        work: Callable[[SandboxHost], Awaitable[Any]],
         deliver: Deliver,
         otherwise: Answer | None,
         group: Callable[[], TaskGroup],
@@ -266,7 +266,7 @@ class _Request:
         self.scope: anyio.CancelScope | None = None
 
     def call_off(self) -> None:
-        """Nobody waits for it any more. On the house's loop."""
+        """Nobody waits for it any more. On the host's loop."""
         self.is_off = True
         if self.scope is not None:
             self.scope.cancel()
