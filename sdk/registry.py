@@ -42,6 +42,7 @@ class EnvSpec(Struct, frozen=True):
 
 _registered: dict[str, EnvSpec] = {
     "calculator-v0": EnvSpec("calculator-v0", "moonmill.envs.library.calculator:Calculator"),
+    "python-code-v0": EnvSpec("python-code-v0", "moonmill.envs.library.python_code:PythonCode"),
 }
 
 

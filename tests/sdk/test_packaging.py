@@ -42,7 +42,10 @@ def test_the_version_is_the_same_everywhere():
 
 def test_every_dependency_is_pinned_by_the_constraints():
     extras = PROJECT["project"]["optional-dependencies"]
-    wanted = [*PROJECT["project"]["dependencies"], *(r for extra in ("train", "report", "dev") for r in extras[extra])]
+    wanted = [
+        *PROJECT["project"]["dependencies"],
+        *(r for extra in ("train", "report", "docker", "humaneval", "dev") for r in extras[extra]),
+    ]
     pinned = {
         _normal(line.split("==")[0])
         for line in (ROOT / "constraints.txt").read_text().splitlines()
