@@ -33,23 +33,26 @@ for _ in range(int(sys.argv[1])):
 _ALLOCATE_IN_CHILDREN = """
 import os, sys, time
 read, write = os.pipe()
+os.set_blocking(read, False)
+pids = set()
 for _ in range(int(sys.argv[1])):
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         block = b"x" * (int(sys.argv[2]) << 20)
-        os.write(write, b".")
+        os.write(write, b"%d " % os.getpid())
         time.sleep(30)
         os._exit(0)
-os.close(write)
-end = time.monotonic() + 5
-got = ended = 0
-os.set_blocking(read, False)
-while got + ended < int(sys.argv[1]) and time.monotonic() < end:
+    pids.add(pid)
+said, have, end = b"", set(), time.monotonic() + 5
+while have < pids and time.monotonic() < end:
+    time.sleep(0.05)  # for whom the kernel is about to kill
     try:
-        got += len(os.read(read, 100))
+        said += os.read(read, 1000)
     except BlockingIOError:
-        time.sleep(0.02)
-    ended += os.waitpid(-1, os.WNOHANG)[0] > 0
-print(got, flush=True)
+        pass
+    pids = {pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0] == 0}
+    have = {int(word) for word in said.split()} & pids
+print(len(have), flush=True)
 os.kill(0, 9)
 """
 _BOMB = """
