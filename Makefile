@@ -12,15 +12,16 @@ PYTHON ?=
 DEMO_RUN := runs/calculator-demo
 TYPES := build/types
 
-.PHONY: help install demo test test-vllm lint bench
+.PHONY: help install demo test test-sandboxes test-vllm lint bench
 
 help:
-	@echo "make install   set up .venv"
-	@echo "make demo      train the calculator example and print what it learned"
-	@echo "make test      run the tests, but for those that meet the real vLLM"
-	@echo "make test-vllm run those: vLLM is installed first, which takes minutes and 3.5 GB in the user's cache"
-	@echo "make lint      style, types and import contracts"
-	@echo "make bench     measure engine, episodes and learner"
+	@echo "make install         set up .venv"
+	@echo "make demo            train the calculator example and print what it learned"
+	@echo "make test            run the tests, but for what follows"
+	@echo "make test-sandboxes  run those that open real sandboxes: as root, bubblewrap and Docker are installed first"
+	@echo "make test-vllm       run those that meet the real vLLM: it is installed first, in minutes and 3.5 GB of cache"
+	@echo "make lint            style, types and import contracts"
+	@echo "make bench           measure engine, episodes, learner and sandboxes"
 
 install: $(STAMP)
 
@@ -43,11 +44,15 @@ demo: install
 	@$(BIN)/moonmill train examples/calculator/demo.yaml --set run_dir=$(DEMO_RUN)
 
 # Two at a time: much of a whole run's test is waiting. A file stays on one worker, for what its tests share.
-# A test talks to the engine with curl; the sandboxes' meet a real Docker daemon, which is started where none answers.
+# A test talks to the engine with curl.
 test: install
 	@command -v curl >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq curl; } || \
 	    { echo "the tests need curl: install it, or run as root" >&2; exit 1; }
-	@tests/sandboxes/with_docker $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not vllm'
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not vllm and not sandboxes'
+
+# They meet bubblewrap and a real Docker daemon, which is started where none answers.
+test-sandboxes: install
+	@tests/sandboxes/with_docker $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m sandboxes
 
 # An environment that is installed already, with the version that is wanted, is left alone. Two at a time, as above.
 test-vllm: install

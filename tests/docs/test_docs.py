@@ -160,6 +160,7 @@ def test_the_authoring_guide_runs_as_it_stands(tmp_path: Path) -> None:
     assert done.stdout.split() == ["finished", "stopped"]
 
 
+@pytest.mark.sandboxes
 def test_the_guide_to_sandboxes_judges_as_it_says(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "environments.md").read_text(), re.DOTALL)
     [environment] = [block for block in blocks if "class Scripts" in block]
