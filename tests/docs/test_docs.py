@@ -228,3 +228,11 @@ def test_the_readme_example_of_curl_gets_a_tool_call(served: str) -> None:
     answer = httpx.post(f"{served}/chat/completions", json=json.loads(body), timeout=60).json()
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "calculate"
+
+
+def test_the_promises_of_sandboxes_are_those_of_the_check() -> None:
+    from moonmill.sandboxes.testing import PROMISES
+
+    section = (ROOT / "docs" / "sandboxes.md").read_text().partition("## What holds on this host")[2]
+    table = section.partition("| promise |")[2].partition("\n\n")[0]
+    assert dict(re.findall(r"^\| `([\w ]+)` \| (.*) \|$", table, re.MULTILINE)) == PROMISES
