@@ -28,6 +28,8 @@ from moonmill.sandboxes.supervised import Setup, SupervisedSandbox, supervised
 from moonmill.sandboxes.types import MIB, SandboxSpec
 
 _READY_SECONDS = 30.0
+_END_SECONDS = 2.0
+"""A first process that has not ended by then was stopped: ending takes a millisecond, and the rest is the kernel's."""
 _NOBODY = 65534
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 _COMPILE = "import marshal,sys,importlib.util as u;c=compile(sys.stdin.read(),'supervisor','exec',optimize=1);" + (
@@ -161,7 +163,8 @@ class LocalProvider:
             pid, theirs = files.pipe()
             try:
                 argv = self._command_line(spec, files, ["--info-fd", theirs])
-                async with child(argv, env={"PATH": bubblewrap.PATH, "LANG": "C.UTF-8"}, pass_fds=files.fds) as process:
+                env = {"PATH": bubblewrap.PATH, "LANG": "C.UTF-8"}
+                async with child(argv, env=env, end_seconds=_END_SECONDS, pass_fds=files.fds) as process:
                     files.close()
                     yield process, pid
             finally:

@@ -17,8 +17,6 @@ from moonmill.sandboxes.errors import SandboxUnavailableError
 from moonmill.sandboxes.inside.frames import CHUNK
 from moonmill.sandboxes.link import ByteStream
 
-_END_SECONDS = 10.0
-"""From its stream's end to its own, and that of all below it."""
 _KILL_SECONDS = 5.0
 _LAST_WORDS = 2000
 
@@ -67,11 +65,23 @@ class Child:
 
 @asynccontextmanager
 async def child(
-    argv: Sequence[str], *, env: Mapping[str, str], cwd: str = "/", pass_fds: Collection[int] = ()
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    end_seconds: float,
+    cwd: str = "/",
+    pass_fds: Collection[int] = (),
 ) -> AsyncIterator[Child]:
     """Start a process, and end it.
 
     It is told to end by the end of its stream, which also comes when we are killed; if it does not, it is killed.
+
+    Args:
+        argv: the command.
+        env: its environment.
+        end_seconds: from its stream's end to its own, and that of all below it; then it is killed.
+        cwd: where it runs.
+        pass_fds: descriptors that it gets.
 
     Raises:
         SandboxUnavailableError: it cannot be started.
@@ -89,7 +99,7 @@ async def child(
         finally:
             ours.close()
             with anyio.CancelScope(shield=True):
-                await _end(process)
+                await _end(process, end_seconds)
 
 
 def _start(
@@ -115,11 +125,11 @@ def _start(
         raise SandboxUnavailableError(f"{argv[0]} cannot be started: {e.strerror}") from e
 
 
-async def _end(process: "subprocess.Popen[bytes]") -> None:
+async def _end(process: "subprocess.Popen[bytes]", end_seconds: float) -> None:
     """Wait for its end; a kernel that can tell it does."""
     handle = os.pidfd_open(process.pid)
     try:
-        for seconds in (_END_SECONDS, _KILL_SECONDS):
+        for seconds in (end_seconds, _KILL_SECONDS):
             with anyio.move_on_after(seconds):
                 await anyio.wait_readable(handle)
                 break

@@ -25,6 +25,8 @@ from moonmill.sandboxes.supervised import Setup, SupervisedSandbox, supervised
 from moonmill.sandboxes.types import SandboxSpec
 
 _READY_SECONDS = 30.0
+_END_SECONDS = 10.0
+"""It ends its commands before itself, and gives that up after less."""
 _PREFIX = "moonmill-unsafe-"
 _FOLDER = re.compile(rf"{_PREFIX}([0-9]+)-\w+")
 
@@ -67,7 +69,7 @@ class UnsafeSubprocessProvider:
             setup = Setup(workdir=folder, env=env, user=None, hide=False)
             argv = [sys.executable, "-I", "-S", "-c", source()]
             async with (
-                child(argv, env={"PATH": path, "LANG": "C.UTF-8"}) as process,
+                child(argv, env={"PATH": path, "LANG": "C.UTF-8"}, end_seconds=_END_SECONDS) as process,
                 supervised(
                     process.stream,
                     setup,
