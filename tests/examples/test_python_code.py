@@ -15,4 +15,4 @@ def test_its_environment_can_be_made_and_has_tasks(name: str) -> None:
     config = load_config(EXAMPLE / name)
     env = make(config.env.id, **config.env.args)
     assert next(iter(env.tasks("eval"))).answer
-    assert Path(config.model.path) == EXAMPLE.parent / "smollm2-cpu" / "model"
+    assert (EXAMPLE / config.model.path).resolve() == EXAMPLE.parent / "smollm2-cpu" / "model"
