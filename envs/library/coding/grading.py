@@ -153,7 +153,8 @@ class Grader:
         with self._open_sandbox() as box:
             try:
                 done = box.exec(
-                    ["python3", "-I", "-c", _PROGRAM, program],
+                    ["python3", "-s", "-c", _PROGRAM, program],
+                    env={"PYTHONHASHSEED": "0"},  # The same code gets the same grade each time.
                     input=sent,
                     timeout=WALL_SECONDS,
                     output_limit=OUTPUT_LIMIT,

@@ -113,6 +113,11 @@ def test_what_cannot_work_passes_nothing_and_is_told(grader: Grader, code: str, 
     assert str(grade.problem).startswith(problem)
 
 
+def test_the_same_code_gets_the_same_grade_though_it_depends_on_the_order_of_a_set(grader: Grader) -> None:
+    code = "def solve(n):\n    return list({'a', 'b', 'c', str(n)})[0] > 'b'\n"
+    assert len({grader.grade(IS_EVEN, code) for _ in range(5)}) == 1
+
+
 def test_what_a_submission_prints_does_no_harm(grader: Grader) -> None:
     code = """
 import os, sys
