@@ -19,6 +19,7 @@ from moonmill.envs.calls import answer, settled
 from moonmill.envs.limits import check_sandbox
 from moonmill.envs.returned import UNBOUNDED, as_number, as_observation, unpacked
 from moonmill.envs.sandbox_handles import BlockingSandbox
+from moonmill.envs.sandbox_tools import SandboxTool
 from moonmill.envs.tasks import numbered
 from moonmill.errors import EnvCodeError, EpisodeOverError, ToolDefinitionError
 from moonmill.types import Message, Task
@@ -171,6 +172,8 @@ def _reset(
     observation, info = unpacked(where, inner(seed=seed, options={**options, "task": env.task}), 2)
     observation = as_observation(where, observation)
     furnish(env)
+    if env.sandbox is None and isinstance(env, SandboxTool):
+        raise EnvCodeError(f"{type(env).__name__} has tools that need a sandbox: say `sandbox = SandboxSpec()` in it")
     env.messages = list(observation)
     episode.is_over = False
     return observation, info

@@ -98,11 +98,11 @@ class AsyncSandbox:
         entries: tuple[FileInfo, ...] = await self._held.ask_there("list_files", path, recursive=recursive)
         return entries
 
-    async def upload(self, source: Path, path: str = ".") -> None:
+    async def upload(self, source: Path | str, path: str = ".") -> None:
         """Copy what is in a folder of the host into a folder of the sandbox."""
         await self._held.ask_there("upload", source, path)
 
-    async def download(self, path: str, target: Path, *, limit: int = FILE_LIMIT) -> None:
+    async def download(self, path: str, target: Path | str, *, limit: int = FILE_LIMIT) -> None:
         """Copy what is in a folder of the sandbox into a folder of the host."""
         await self._held.ask_there("download", path, target, limit=limit)
 
@@ -192,7 +192,7 @@ class BlockingSandbox:
         entries: tuple[FileInfo, ...] = self._held.ask("list_files", path, recursive=recursive)
         return entries
 
-    def upload(self, source: Path, path: str = ".") -> None:
+    def upload(self, source: Path | str, path: str = ".") -> None:
         """Copy what is in a folder of the host into a folder of the sandbox, which is made.
 
         Raises:
@@ -200,7 +200,7 @@ class BlockingSandbox:
         """
         self._held.ask("upload", source, path)
 
-    def download(self, path: str, target: Path, *, limit: int = FILE_LIMIT) -> None:
+    def download(self, path: str, target: Path | str, *, limit: int = FILE_LIMIT) -> None:
         """Copy what is in a folder of the sandbox into a folder of the host, which is made. Nothing is followed out.
 
         Raises:

@@ -88,7 +88,8 @@ class SandboxService:
         """
 
         async def look(host: SandboxHost) -> tuple[str, dict[str, str]]:
-            host.pool.require(spec)
+            async with host.pool.open(spec):  # for what only that shows, such as an image that is missing
+                pass
             return host.pool.name, dict(host.pool.enforces())
 
         found: tuple[str, dict[str, str]] = wait_on_thread(partial(self._running().begin, look))

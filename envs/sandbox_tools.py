@@ -37,10 +37,14 @@ _Seconds = Annotated[int, Meta(ge=1, le=600)]
 _Number = Annotated[int, Meta(ge=1)]
 
 
-class BashTool:
-    """The tool `bash`."""
+class SandboxTool:
+    """What the tools have in common: they need a sandbox."""
 
     sandbox: Any
+
+
+class BashTool(SandboxTool):
+    """The tool `bash`."""
 
     @tool
     def bash(self, command: str, timeout: _Seconds = 60) -> str:
@@ -54,10 +58,9 @@ class BashTool:
         return _run(self.sandbox, ["bash", "-c", command], timeout=timeout)
 
 
-class PythonTool:
+class PythonTool(SandboxTool):
     """The tool `python`."""
 
-    sandbox: Any
     python_seconds: int = 60
     """Seconds after which a program is killed."""
 
@@ -72,10 +75,8 @@ class PythonTool:
         return _run(self.sandbox, ["python3", "-"], input=code, timeout=self.python_seconds)
 
 
-class ReadFileTool:
+class ReadFileTool(SandboxTool):
     """The tool `read_file`."""
-
-    sandbox: Any
 
     @tool
     def read_file(self, path: str, start: _Number = 1, lines: _Number = 200) -> str:
@@ -95,10 +96,8 @@ class ReadFileTool:
         return _numbered(path, text, start, lines)
 
 
-class WriteFileTool:
+class WriteFileTool(SandboxTool):
     """The tool `write_file`."""
-
-    sandbox: Any
 
     @tool
     def write_file(self, path: str, content: str) -> str:
@@ -115,10 +114,8 @@ class WriteFileTool:
         return f"wrote {path}: {_count(len(_lines_of(content)), 'line')}"
 
 
-class EditFileTool:
+class EditFileTool(SandboxTool):
     """The tool `edit_file`."""
-
-    sandbox: Any
 
     @tool
     def edit_file(self, path: str, old: str, new: str) -> str:

@@ -120,6 +120,14 @@ def check_argv(argv: Sequence[str]) -> list[bytes]:
     return [_encoded(argument) for argument in argv]
 
 
+def check_bounds(timeout: object, output_limit: object) -> None:
+    """Raise `ExecError` where a command could not be bounded so."""
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise ExecError(f"timeout is {timeout!r:.100}, but should be seconds, more than 0")
+    if not isinstance(output_limit, int) or output_limit < 0:
+        raise ExecError(f"output_limit is {output_limit!r:.100}, but should be a number of bytes")
+
+
 def check_path(path: str) -> bytes:
     """The path as bytes. Raises `SandboxFileError` where there can be no such file."""
     if not path or "\0" in path:

@@ -122,7 +122,6 @@ class DockerProvider:
                 raise
             self._pythons[image.id] = (python,)
             return stream
-        self._pythons[image.id] = ()
         raise SandboxSpecError(
             f"there is no python3 in the image {image.name!r}: the supervisor is a Python program, so add python3 to "
             "the image" + (" (is the tar one of `docker save`? Then `docker load` it)" if image.is_imported else "")

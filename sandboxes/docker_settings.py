@@ -13,26 +13,24 @@ from typing import Any
 from moonmill.sandboxes import docker_seccomp
 from moonmill.sandboxes.docker_images import Image
 from moonmill.sandboxes.errors import SandboxSpecError
+from moonmill.sandboxes.specs import check_spec
 from moonmill.sandboxes.types import MIB, SandboxSpec
 
 UNPRIVILEGED = "1000"
 """Who runs commands where a spec names nobody."""
 _SUPERVISOR_PIDS = 8
 """Beside what a sandbox may have: the supervisor, and what does things to files for it."""
-_LEAST_MEMORY_MIB = 32
-"""The supervisor takes about 10."""
-_NO_WORKDIR = ("/", "/dev", "/etc", "/proc", "/sys")
+_NO_WORKDIR = frozenset(("/", "/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys"))
+_NO_WORKDIR_EITHER = frozenset(("/usr", "/usr/bin", "/usr/lib", "/usr/local", "/usr/local/bin", "/usr/local/lib"))
+"""An empty folder there would hide the image's programs."""
 _CAPABILITIES = ["KILL", "SETGID", "SETUID"]
 
 
 def refuse_what_cannot_be(spec: SandboxSpec, info: Mapping[str, Any], has_bridge: bool) -> None:
     """Raise `SandboxSpecError` where a daemon, which says `info` of itself, cannot honour a spec."""
+    check_spec(spec)
     limits = spec.limits
     host = f"the Docker daemon of {info.get('Name', 'this host')}"
-    if limits.memory_mib < _LEAST_MEMORY_MIB:
-        raise SandboxSpecError(
-            f"limits.memory_mib is {limits.memory_mib}, but a docker sandbox needs at least {_LEAST_MEMORY_MIB}"
-        )
     for name, flag in (("memory_mib", "MemoryLimit"), ("pids", "PidsLimit")):
         if not info.get(flag):
             raise SandboxSpecError(f"{host} cannot limit limits.{name}: its kernel or cgroups lack it (docker info)")
@@ -46,7 +44,7 @@ def refuse_what_cannot_be(spec: SandboxSpec, info: Mapping[str, Any], has_bridge
     workdir = posixpath.normpath(spec.workdir)
     if not spec.workdir.startswith("/") or any(c in spec.workdir for c in ":,\0"):
         raise SandboxSpecError(f"workdir is {spec.workdir!r}, but should be an absolute path without ':' and ','")
-    if workdir in _NO_WORKDIR or workdir.startswith(("/proc/", "/sys/", "/dev/")) or workdir == "/dev/shm":
+    if workdir in _NO_WORKDIR | _NO_WORKDIR_EITHER or workdir.startswith(("/proc/", "/sys/", "/dev/")):
         raise SandboxSpecError(f"workdir is {spec.workdir!r}, where a docker sandbox cannot have a folder of its own")
 
 
@@ -96,7 +94,7 @@ def host(spec: SandboxSpec, image: Image, uid: str, info: Mapping[str, Any]) -> 
     limits = spec.limits
     memory = limits.memory_mib * MIB
     settings: dict[str, Any] = {
-        "network_mode": "none" if spec.network == "none" else "bridge",
+        "network_mode": "bridge" if spec.network == "open" else "none",
         "read_only": True,
         "tmpfs": _writable(spec, image, uid),
         "shm_size": limits.disk_mib * MIB,

@@ -24,6 +24,7 @@ from moonmill.sandboxes import bubblewrap, cgroups, seccomp
 from moonmill.sandboxes.bundle import source
 from moonmill.sandboxes.errors import SandboxSpecError, SandboxUnavailableError
 from moonmill.sandboxes.spawn import Child, child
+from moonmill.sandboxes.specs import check_spec
 from moonmill.sandboxes.supervised import Setup, SupervisedSandbox, supervised
 from moonmill.sandboxes.types import MIB, SandboxSpec
 
@@ -68,7 +69,7 @@ class LocalProvider:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        self._bwrap = []
 
     def enforces(self) -> Mapping[str, str]:
         """As `SandboxProvider.enforces`."""
@@ -90,6 +91,7 @@ class LocalProvider:
 
     def require(self, spec: SandboxSpec) -> None:
         """As `SandboxProvider.require`."""
+        check_spec(spec)
         if spec.image is not None:
             raise SandboxSpecError(
                 f"the local provider has no images, and the spec's is {spec.image!r}: leave it out for this machine's "
@@ -115,6 +117,8 @@ class LocalProvider:
     async def open(self, spec: SandboxSpec) -> AsyncIterator[SupervisedSandbox]:
         """As `SandboxProvider.open`."""
         self.require(spec)
+        if not self._bwrap:
+            raise SandboxUnavailableError("the local provider is used outside of its `async with LocalProvider()`")
         async with self._group(spec) as group, self._process(spec) as (process, pid):
             rlimits = {"RLIMIT_NPROC": spec.limits.pids + 1}  # the supervisor is one
             if group is None:

@@ -10,10 +10,12 @@ from moonmill.blame import text_of
 from moonmill.errors import ConfigError
 from moonmill.sandboxes.sandbox import SandboxProvider
 
+UNSAFE = "unsafe-subprocess"
+"""Keeps nothing in."""
 PROVIDERS: Mapping[str, str] = {
     "local": "moonmill.sandboxes.local:LocalProvider",
     "docker": "moonmill.sandboxes.docker_provider:DockerProvider",
-    "unsafe-subprocess": "moonmill.sandboxes.unsafe:UnsafeSubprocessProvider",
+    UNSAFE: "moonmill.sandboxes.unsafe:UnsafeSubprocessProvider",
 }
 
 

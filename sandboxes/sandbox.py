@@ -96,15 +96,16 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def upload(self, source: Path, path: str = ".") -> None:
+    async def upload(self, source: Path | str, path: str = ".") -> None:
         """Copy what is in a folder of the host into a folder of the sandbox, which is made.
 
         Raises:
+            OSError: the folder of the host cannot be read.
             SandboxFileError: it cannot be written there.
         """
         ...
 
-    async def download(self, path: str, target: Path, *, limit: int = FILE_LIMIT) -> None:
+    async def download(self, path: str, target: Path | str, *, limit: int = FILE_LIMIT) -> None:
         """Copy what is in a folder of the sandbox into a folder of the host, which is made. Nothing is followed out.
 
         Raises:

@@ -15,6 +15,8 @@ def check_spec(spec: SandboxSpec) -> None:
     Raises:
         SandboxSpecError: with the field, its value and what it should be.
     """
+    if not isinstance(spec.limits, SandboxLimits):
+        raise SandboxSpecError(f"limits is {spec.limits!r:.200}, but should be a SandboxLimits")
     try:
         msgspec.convert(msgspec.to_builtins(spec.limits), SandboxLimits)
     except msgspec.ValidationError as e:

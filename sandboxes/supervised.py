@@ -14,7 +14,7 @@ import anyio.to_thread
 from msgspec import Struct
 
 from moonmill.sandboxes import archives
-from moonmill.sandboxes.calls import check_argv, check_path, file_error, listing
+from moonmill.sandboxes.calls import check_argv, check_bounds, check_path, file_error, listing
 from moonmill.sandboxes.errors import (
     ExecError,
     ExecTimeoutError,
@@ -71,6 +71,7 @@ class SupervisedSandbox:
         output_limit: int = OUTPUT_LIMIT,
     ) -> ExecResult:
         """As `Sandbox.exec`."""
+        check_bounds(timeout, output_limit)
         where = posixpath.join(self._setup.workdir, cwd or "")
         call = {"argv": check_argv(argv), "env": {**(env or {})}, "user": user, "cwd": where}
         data = input.encode() if isinstance(input, str) else input
@@ -102,7 +103,8 @@ class SupervisedSandbox:
         """As `Sandbox.write_files`."""
         for path in files:
             check_path(path)
-        inside = {path: content for path, content in files.items() if not path.startswith("/")}
+        # The others one by one, so that an error names the one that it is about.
+        inside = {p: content for p, content in files.items() if not p.startswith("/") and ".." not in p.split("/")}
         if inside:
             await self._do("unpack", ".", input=archives.of(inside))
         for path in files.keys() - inside.keys():
@@ -117,14 +119,14 @@ class SupervisedSandbox:
             self._link.lose(f"it sent no list of files ({e})")
             raise SandboxUnavailableError(self.lost) from e
 
-    async def upload(self, source: Path, path: str = ".") -> None:
+    async def upload(self, source: Path | str, path: str = ".") -> None:
         """As `Sandbox.upload`."""
-        await self._do("unpack", path, input=await anyio.to_thread.run_sync(archives.pack, source))
+        await self._do("unpack", path, input=await anyio.to_thread.run_sync(archives.pack, Path(source)))
 
-    async def download(self, path: str, target: Path, *, limit: int = FILE_LIMIT) -> None:
+    async def download(self, path: str, target: Path | str, *, limit: int = FILE_LIMIT) -> None:
         """As `Sandbox.download`."""
         archive = await self._do("pack", path, limit, limit=limit)
-        await anyio.to_thread.run_sync(archives.unpack, archive, path, target)
+        await anyio.to_thread.run_sync(archives.unpack, archive, path, Path(target))
 
     async def _do(
         self, what: str, path: str, *args: object, input: bytes | None = None, limit: int = OUTPUT_LIMIT

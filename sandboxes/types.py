@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from moonmill.envs.base import MultiTurnEnv
     from moonmill.envs.sandbox_handles import BlockingSandbox
 
-Positive = Annotated[int, Meta(ge=1)]
 PositiveSeconds = Annotated[float, Meta(gt=0)]
 MIB = 1 << 20
 
@@ -16,11 +15,11 @@ MIB = 1 << 20
 class SandboxLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all processes of a sandbox may use together. A provider refuses a limit that it cannot enforce."""
 
-    memory_mib: Positive = 1024
+    memory_mib: Annotated[int, Meta(ge=32, le=1 << 24)] = 1024
     """Memory, files in memory included. A process over it is killed."""
-    pids: Positive = 128
+    pids: Annotated[int, Meta(ge=1, le=1 << 20)] = 128
     """Processes and threads at once."""
-    disk_mib: Positive = 256
+    disk_mib: Annotated[int, Meta(ge=1, le=1 << 24)] = 256
     """Size of the files in each place that can be written to."""
     cpus: Annotated[float, Meta(gt=0)] | None = None
     """Processors' worth of computing; None leaves it to the host's scheduler."""

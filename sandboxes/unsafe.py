@@ -21,6 +21,7 @@ import anyio.to_thread
 from moonmill.sandboxes.bundle import source
 from moonmill.sandboxes.errors import SandboxSpecError
 from moonmill.sandboxes.spawn import child
+from moonmill.sandboxes.specs import check_spec
 from moonmill.sandboxes.supervised import Setup, SupervisedSandbox, supervised
 from moonmill.sandboxes.types import SandboxSpec
 
@@ -51,6 +52,7 @@ class UnsafeSubprocessProvider:
 
     def require(self, spec: SandboxSpec) -> None:
         """Refuse what it would ignore, as far as a spec asks for more than the defaults."""
+        check_spec(spec)
         if spec.image is not None:
             raise SandboxSpecError(f"{self.name} has no images, and the spec's is {spec.image!r}: it is this machine")
         if spec.user is not None:

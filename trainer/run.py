@@ -24,6 +24,7 @@ from moonmill.errors import MoonmillError, RunDirectoryError, RunError
 from moonmill.registry import make
 from moonmill.reporting import Reporter, Summary
 from moonmill.rundir import RunDirectory
+from moonmill.sandboxes.providers import UNSAFE
 from moonmill.signals import STOPPING, ignore, interruptible, raise_if_asked
 from moonmill.trainer.algorithms.presets import ResolvedAlgorithm, resolve
 from moonmill.trainer.buffer import Buffer
@@ -55,6 +56,8 @@ def train(config: Config, *, resume: bool, reporter: Reporter) -> Summary:
         try:
             reporter.phase("checking the config")
             require_valid(config)
+            if config.sandbox.provider == UNSAFE:
+                reporter.warn(f"sandbox.provider is {UNSAFE}: what a model writes runs on this machine, as you")
             raise_if_asked()
         except KeyboardInterrupt as e:
             raise RunError("stopped while checking the config: nothing was begun, so there is nothing to resume") from e

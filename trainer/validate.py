@@ -23,6 +23,7 @@ from moonmill.config import Config
 from moonmill.envs import MultiTurnEnv, SandboxService, Taskset
 from moonmill.envs.lifecycle import prompt_of
 from moonmill.envs.limits import check_sandbox, limits_of
+from moonmill.envs.sandbox_tools import SandboxTool
 from moonmill.errors import ConfigError, MoonmillError
 from moonmill.registry import make
 from moonmill.rundir import RunDirectory, check_place
@@ -103,13 +104,16 @@ def _sandbox(config: Config) -> str:
     env = _make(config)
     spec = check_sandbox(type(env), env.sandbox)
     if spec is None:
-        return "none is asked for"
+        needed = isinstance(env, SandboxTool)
+        return "none is asked for" + ", but its tools need one: sandbox = SandboxSpec() in the class" * needed
     try:
         with closing(SandboxService(replace(wanted, prewarm=0))) as service:
             name, enforced = service.check(spec)
     except SandboxSpecError as e:
         raise ConfigError(f"sandbox: {config.env.id} asks for one that cannot be given: {e}") from e
-    return f"{name}, at most {wanted.max_open} at once; it enforces here: {', '.join(enforced) or 'nothing'}"
+    kept = [promise for promise in enforced if promise != "network" or spec.network == "none"]
+    held = f"it enforces here: {', '.join(kept)}" if kept else "NOTHING IS KEPT IN: commands run here, as you"
+    return f"{name}, at most {wanted.max_open} at once; {held}{'; THE NETWORK IS OPEN' * (spec.network == 'open')}"
 
 
 def _algorithm(config: Config) -> str:

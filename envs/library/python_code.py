@@ -21,13 +21,12 @@ from moonmill.envs.library.coding.grading import Grade, Grader, Tests
 from moonmill.envs.sandbox_tools import PythonTool
 from moonmill.errors import ConfigError
 from moonmill.sandboxes import SandboxLimits, SandboxSpec
+from moonmill.sandboxes.providers import UNSAFE
 from moonmill.types import Rollout, Status, Task
 
 Dataset = Literal["generated", "humaneval"]
 _Levels = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_LEVEL)], ...], Meta(min_length=1)]
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-_OPEN_TO_ALL = "unsafe-subprocess"
-"""The provider under which whatever runs sees all of this machine, the answers too: that is what its name says."""
 
 
 class PythonCode(PythonTool, MultiTurnEnv):
@@ -127,7 +126,7 @@ class PythonCode(PythonTool, MultiTurnEnv):
         return blocks[-1] if blocks else None
 
     def _grader(self) -> Grader:
-        if SandboxService.current().config.provider == _OPEN_TO_ALL:
+        if SandboxService.current().config.provider == UNSAFE:  # it shows all of this machine, the answers too
             return Grader(self.open_sandbox, (), ())
         data = humaneval.data_file() if self.dataset == "humaneval" else Path(coding.__file__)
         return Grader(self.open_sandbox, (str(data),), (humaneval.PACKAGE, "moonmill"))

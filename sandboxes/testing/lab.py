@@ -83,6 +83,10 @@ class Lab:
             self._stack = stack.pop_all()
         return self
 
+    async def begin(self) -> None:
+        """Open the first sandbox: where none can be had, no case could show anything."""
+        await self.sandbox()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:

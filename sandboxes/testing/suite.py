@@ -91,6 +91,7 @@ async def check(
     """
     outcomes = []
     async with Lab(factory, image) as lab:
+        await lab.begin()
         for case in cases:
             tell(case, None)
             outcomes.append(await lab.run(case))

@@ -114,7 +114,8 @@ def _print(report: "Report") -> None:
     for promise in report.promises():
         name = promise.name or "every provider's"
         count = f"{promise.cases}, {promise.broken} broken" if promise.broken else str(promise.cases)
-        grid.add_row(promise.status, name, count, promise.means or promise.statement, style=_STYLES[promise.status])
+        said = promise.means or (promise.statement if promise.name is None else "nothing")
+        grid.add_row(promise.status, name, count, said, style=_STYLES[promise.status])
     out.print(grid)
     out.print()
     counts = ", ".join(f"{len(report.having(status))} {word}" for status, word in _COUNTED.items())
