@@ -57,6 +57,7 @@ class Ending(Struct, frozen=True):
     refusal: Refusal | None = None
     returncode: int = 0
     timed_out: bool = False
+    oom_killed: bool = False
     truncated: bool = False
     duration: float = 0.0
 
@@ -93,7 +94,8 @@ class Call:
         elif kind == frames.EXIT:
             code, flags, duration = _unpacked(frames.ENDED, payload)
             timed_out, truncated = bool(flags & frames.TIMED_OUT), bool(flags & frames.TRUNCATED)
-            self._end(Ending(*self._said(), None, code, timed_out, truncated, duration))
+            oom_killed = bool(flags & frames.OOM_KILLED)
+            self._end(Ending(*self._said(), None, code, timed_out, oom_killed, truncated, duration))
         else:
             raise ValueError(f"a frame of the kind {kind}")
 

@@ -22,7 +22,7 @@ from moonmill.sandboxes.docker_container import OLDEST, PYTHONS, TOO_OLD, NoPyth
 from moonmill.sandboxes.docker_daemon import Daemon
 from moonmill.sandboxes.docker_images import Image, Images
 from moonmill.sandboxes.docker_stream import AttachedStream
-from moonmill.sandboxes.errors import SandboxFileError, SandboxSpecError, SandboxUnavailableError
+from moonmill.sandboxes.errors import SandboxSpecError, SandboxUnavailableError
 from moonmill.sandboxes.sandbox import Sandbox
 from moonmill.sandboxes.supervised import Setup, SupervisedSandbox, supervised
 from moonmill.sandboxes.types import SandboxSpec
@@ -131,16 +131,16 @@ class DockerProvider:
         self, stack: AsyncExitStack, stream: AttachedStream, spec: SandboxSpec, image: Image, uid: str
     ) -> SupervisedSandbox:
         """Get the supervisor at work."""
-        sandbox: SupervisedSandbox
         counter = _OOM_COUNTERS.get(str(self._daemon.info.get("CgroupVersion", "1")), "")
         setup = Setup(
             workdir=spec.workdir,
             env={"PATH": _PATH, "HOME": spec.workdir, "LANG": "C.UTF-8", **image.env, **spec.env},
             user=uid,
+            oom_counter=counter,
             hide=uid == "0",
         )
         try:
-            sandbox = await stack.enter_async_context(
+            return await stack.enter_async_context(
                 supervised(
                     stream,
                     setup,
@@ -148,12 +148,10 @@ class DockerProvider:
                     name="docker sandbox",
                     lifetime=spec.limits.lifetime,
                     ready_seconds=_READY_SECONDS,
-                    oom_kills=lambda: _oom_kills(sandbox, counter),
                 )
             )
         except SandboxUnavailableError as e:
             raise _explained(e, stream.last_words(), image) from e
-        return sandbox
 
     async def _remove_all(self, which: Callable[[Mapping[str, str]], bool]) -> None:
         """Remove those of all containers of ours whose labels are such."""
@@ -179,11 +177,3 @@ def _explained(error: SandboxUnavailableError, said: str, image: Image) -> Excep
             "Debian's python3-minimal is not enough, add python3"
         )
     return SandboxUnavailableError(f"{error}; it said: {said}" if said else str(error))
-
-
-async def _oom_kills(sandbox: SupervisedSandbox, counter: str) -> int:
-    try:
-        lines = (await sandbox.read_file(counter)).decode().splitlines()
-    except SandboxFileError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -11,7 +11,7 @@ from typing import IO
 
 import anyio
 import anyio.to_thread
-from anyio.abc import UNIXSocketStream
+from anyio.abc import SocketAttribute, UNIXSocketStream
 
 from moonmill.sandboxes.errors import SandboxUnavailableError
 from moonmill.sandboxes.inside.frames import CHUNK
@@ -44,7 +44,9 @@ class SocketStream:
             raise OSError(str(e) or "the stream is closed") from e
 
     async def aclose(self) -> None:
-        """Close it."""
+        """Close it, also for a process that was forked from this one and holds it too."""
+        with suppress(OSError):
+            self._stream.extra(SocketAttribute.raw_socket).shutdown(socket.SHUT_RDWR)
         await self._stream.aclose()
 
 
@@ -86,8 +88,11 @@ async def child(
     Raises:
         SandboxUnavailableError: it cannot be started.
     """
-    ours, theirs = socket.socketpair()
-    stderr = os.fdopen(os.memfd_create("stderr"), "w+b", buffering=0)
+    try:
+        stderr = os.fdopen(os.memfd_create("stderr"), "w+b", buffering=0)
+        ours, theirs = socket.socketpair()
+    except OSError as e:
+        raise SandboxUnavailableError(f"{argv[0]} cannot be started: {e.strerror} (ulimit -n)") from e
     with ours, theirs, stderr:
         # Shielded: cancelled half-way, it would leave behind a process that nobody knows of. It takes milliseconds.
         with anyio.CancelScope(shield=True):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import msgspec
 from msgspec import Struct
 
 from moonmill.sandboxes import archives
@@ -21,7 +22,6 @@ from moonmill.sandboxes.errors import (
     OutputLimitExceededError,
     SandboxFileError,
     SandboxSpecError,
-    SandboxUnavailableError,
 )
 from moonmill.sandboxes.link import ByteStream, Link
 from moonmill.sandboxes.sandbox import FILE_LIMIT, OUTPUT_LIMIT, TIMEOUT, Sandbox
@@ -43,6 +43,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     """Limits for each process, by their names in Python's `resource`."""
     hide: bool
     """The supervisor is of the same user, and hides from it."""
+    oom_counter: str = ""
+    """A file inside that says how many were killed for their memory, where there is one."""
 
 
 class SupervisedSandbox:
@@ -86,7 +88,7 @@ class SupervisedSandbox:
                 timeout,
                 ending.truncated,
             )
-        oom_killed = ending.returncode != 0 and await self._has_oom_killed()
+        oom_killed = ending.oom_killed or (ending.returncode != 0 and await self._has_oom_killed())
         return ExecResult(
             ending.returncode, ending.stdout, ending.stderr, ending.truncated, oom_killed, ending.duration
         )
@@ -115,9 +117,8 @@ class SupervisedSandbox:
         records = await self._do("list", path, recursive, limit=_LIST_LIMIT)
         try:
             return listing(records)
-        except ValueError as e:
-            self._link.lose(f"it sent no list of files ({e})")
-            raise SandboxUnavailableError(self.lost) from e
+        except ValueError as e:  # commands of the same user can write to what lists them
+            raise SandboxFileError(path, "invalid", "somebody has meddled with its listing") from e
 
     async def upload(self, source: Path | str, path: str = ".") -> None:
         """As `Sandbox.upload`."""
@@ -192,7 +193,7 @@ async def supervised(
         SandboxSpecError: one of the files cannot be there.
     """
     link = Link(stream, name)
-    fields = {"env": {**setup.env}, "user": setup.user, "rlimits": {**setup.rlimits}, "hide": setup.hide}
+    fields = msgspec.structs.asdict(setup) | {"env": {**setup.env}, "rlimits": {**setup.rlimits}}
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(link.serve, lifetime)

@@ -13,6 +13,7 @@ from moonmill.sandboxes.inside.frames import ERRNO
 from moonmill.sandboxes.inside.processes import PR_SET_DUMPABLE, prctl
 
 _LONGEST_TEXT = 2000
+_MOST_DESCRIPTORS = 4096
 
 
 def become(call: dict[str, Any], setup: dict[str, Any], pipes: Sequence[int], note: int) -> None:
@@ -33,15 +34,16 @@ def become(call: dict[str, Any], setup: dict[str, Any], pipes: Sequence[int], no
         for fd, pipe in enumerate(pipes):
             if pipe >= 0:
                 os.dup2(pipe, fd)
-        _limit(setup)
+        # From here on others of the same user may get at this process: it has nothing left by which to speak for us.
+        os.closerange(3, note)
+        os.closerange(note + 1, _MOST_DESCRIPTORS)
+        _limit(setup, is_command="argv" in call)
         stage = "user"
         _take_identity(setup["user"] if call["user"] is None else call["user"])
         stage = "cwd"
         os.chdir(call["cwd"])
         if "do" in call:
             stage = "file"
-            os.closerange(3, note)  # what other calls wait for the end of
-            os.closerange(note + 1, 4096)
             DOABLE[call["do"]](*call["args"])
             os._exit(0)
         stage = "program"
@@ -74,13 +76,14 @@ def _refuse(note: int, stage: str, number: int, why: str) -> None:
     os.write(note, ERRNO.pack(number) + text)
 
 
-def _limit(setup: dict[str, Any]) -> None:
+def _limit(setup: dict[str, Any], is_command: bool) -> None:
     import resource
 
-    if setup["hide"]:
-        prctl(PR_SET_DUMPABLE, 1)  # else the next file is not ours
-    with open("/proc/self/oom_score_adj", "wb") as file:  # rather this than the supervisor
-        file.write(b"1000")
+    if is_command:
+        if setup["hide"]:
+            prctl(PR_SET_DUMPABLE, 1)  # else the next file is not ours
+        with open("/proc/self/oom_score_adj", "wb") as file:  # rather this than the supervisor
+            file.write(b"1000")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for name, most in setup["rlimits"].items():
         resource.setrlimit(getattr(resource, name), (most, most))

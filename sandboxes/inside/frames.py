@@ -11,7 +11,7 @@ FRAME = struct.Struct(">BII")
 
 # From the host.
 SETUP = 1
-"""What holds for all calls, marshalled: `env`, `user`, `nproc`, `hide`."""
+"""What holds for all calls, marshalled: `env`, `user`, `rlimits`, `hide`, `oom_counter`."""
 START = 2
 """A call, marshalled: `argv` or `do` and `args`; `env`, `user`, `cwd`, `input`, `limit`, `timeout`."""
 INPUT = 3
@@ -34,7 +34,7 @@ TAKE = struct.Struct(">I")
 ERRNO = struct.Struct(">i")
 ENDED = struct.Struct(">iBd")
 """Return code, flags, seconds."""
-TIMED_OUT, TRUNCATED = 1, 2
+TIMED_OUT, TRUNCATED, OOM_KILLED = 1, 2, 4
 
 CHUNK = 65536
 """Bytes that are read or sent at once."""

@@ -12,8 +12,8 @@ PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 KILL_SECONDS = 5.0
 """So long it is tried to end processes."""
 
-Processes = dict[int, tuple[int, bytes, bytes]]
-"""By number: parent, start time and state."""
+Processes = dict[int, tuple[int, bytes, bool]]
+"""By number: parent, start time, and whether it has ended."""
 
 
 def all_processes() -> Processes:
@@ -26,17 +26,25 @@ def all_processes() -> Processes:
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:  # it has just ended
                 continue
-            found[int(name)] = int(fields[1]), fields[19], fields[0]
+            # One whose first thread has ended looks dead while others run: only what has no more threads has ended.
+            found[int(name)] = int(fields[1]), fields[19], fields[0] in (b"Z", b"X") and _threads_of(name) <= 1
     return found
+
+
+def _threads_of(pid: str) -> int:
+    try:
+        return len(os.listdir("/proc/" + pid + "/task"))
+    except OSError:
+        return 0
 
 
 def living(every: Processes) -> dict[int, bytes]:
     """Start times of the processes below this one that have not ended."""
     me = os.getpid()
     found = {}
-    for pid, (_, start, state) in every.items():
+    for pid, (_, start, has_ended) in every.items():
         # Below a first process is everything, what has come in from another namespace too.
-        if pid != me and state not in (b"Z", b"X") and (me == 1 or _ancestor(pid, every, {me}) == me):
+        if pid != me and not has_ended and (me == 1 or _ancestor(pid, every, {me}) == me):
             found[pid] = start
     return found
 
@@ -71,6 +79,15 @@ def kill_all(victims: Callable[[], set[int]], reap: Callable[[], None] = lambda:
         reap()
         time.sleep(0.001)
     return False
+
+
+def oom_kills(counter: str) -> int:
+    """How many the kernel has killed for their memory, as a control group's file says; 0 without one."""
+    try:
+        with open(counter, "rb") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)
+    except OSError:
+        return 0
 
 
 def prctl(option: int, value: int) -> None:

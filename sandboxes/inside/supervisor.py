@@ -28,6 +28,7 @@ from moonmill.sandboxes.inside.frames import (
     FRAME,
     INPUT,
     KILL,
+    OOM_KILLED,
     READY,
     REFUSED,
     SETUP,
@@ -46,6 +47,7 @@ from moonmill.sandboxes.inside.processes import (
     all_processes,
     kill_all,
     living,
+    oom_kills,
     prctl,
     started_since,
 )
@@ -70,6 +72,7 @@ class Supervisor:
         self._calls: dict[int, Call] = {}
         self._by_fd: dict[int, Call] = {}
         self._orphans: list[int] = []
+        self._oom_kills = 0
         self._woken, wake = os.pipe()
         for fd in (self._from_host, self._to_host, self._woken, wake):
             os.set_blocking(fd, False)
@@ -276,7 +279,14 @@ class Supervisor:
             self._send(REFUSED, call.number, call.refusal)
             return
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+        if code and self._has_oom_killed():
+            call.flags |= OOM_KILLED
         self._send(EXIT, call.number, ENDED.pack(code, call.flags, time.monotonic() - call.started))
+
+    def _has_oom_killed(self) -> bool:
+        """Whether the kernel has killed something here for its memory since this was last asked."""
+        seen, self._oom_kills = self._oom_kills, oom_kills(self._setup["oom_counter"])
+        return self._oom_kills > seen
 
     def _end(self, call: Call) -> None:
         """End a command with all it has started."""

@@ -41,6 +41,18 @@ if os.fork() == 0:
     os._exit(0)
 time.sleep(600)
 """
+_HEADLESS = """
+import ctypes, os, sys, threading, time
+
+def beat():
+    while True:
+        with open(sys.argv[1], "a") as file:
+            file.write("x")
+        time.sleep(0.01)
+
+threading.Thread(target=beat).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # exit, of this thread alone
+"""
 _RUNNING_AWAY = """
 import os, time
 if os.fork():
@@ -87,6 +99,18 @@ async def detached(sandbox: Sandbox) -> None:
     with _timing_out("a command with a detached grandchild"):
         await sandbox.exec(["python3", "-ISc", _DETACHED, marker], timeout=_SOON * 2)
     await gone(sandbox, marker, "a detached grandchild")
+
+
+@topic.inside("a process whose first thread has ended is gone, as a command and as a child of one")
+async def without_a_first_thread(sandbox: Sandbox) -> None:
+    name = f"beats-{new_marker()}"
+    for text in ('exec python3 -Sc "$0" "$1"', 'python3 -Sc "$0" "$1" & sleep 60'):
+        with _timing_out("a command without a first thread"), at_once("its end", 8):
+            await sandbox.exec(["sh", "-c", text, _HEADLESS, name], timeout=1.5)
+        size = len(await sandbox.read_file(name))
+        that(size > 0, "its other thread has not begun")
+        await anyio.sleep(0.2)
+        equal("what its other thread has written since", len(await sandbox.read_file(name)) - size, 0)
 
 
 @topic.inside("what a command has left in the background goes on when a later one times out")

@@ -36,9 +36,14 @@ FILE, LINK, HARD, FOLDER = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, ta
         ([("link", "/etc", LINK)], "leads out, to '/etc'"),
         ([("link", "../..", LINK)], "leads out, to"),
         ([("a/link", "b/../../../x", LINK)], "leads out, to"),
+        ([("q/w/up", "../..", LINK), ("out", "q/w/up/../../etc/hostname", LINK)], "leads out, to 'q/w/up"),
+        ([(".", b"x", FILE)], "not as a file should be"),
+        ([("folder", None, FOLDER), ("hard", "folder", HARD)], "cannot be written to"),
+        ([("hard", ".", HARD)], "cannot be written to"),
         ([("pipe", None, tarfile.FIFOTYPE)], "no file that can be taken out"),
         ([("disk", None, tarfile.BLKTYPE)], "no file that can be taken out"),
-        ([("hard", "/etc/passwd", HARD)], "could not be packed"),
+        ([("hard", "/etc/passwd", HARD)], "leads out of it"),
+        ([("hard", "nothing", HARD)], "cannot be written to"),
         ([("here", b"x", FILE), ("here/below", b"y", FILE)], "cannot be written to .*Not a directory"),
     ],
 )
@@ -82,6 +87,12 @@ def test_everything_else_comes_out_as_it_is(tmp_path: Path) -> None:
     assert (copy / "link").read_bytes() == bytes(range(256))
     assert (copy / "second").read_text() == "#!/bin/sh"
     assert (copy / "run").stat().st_mode & 0o7777 == 0o755, "neither setuid nor for all to write"
+
+
+def test_many_names_of_a_file_take_no_more_than_one(tmp_path: Path) -> None:
+    members = [("one", b"x" * 100_000, FILE), *[(f"name{i}", "one", HARD) for i in range(1000)]]
+    archives.unpack(archive(*members), "folder", tmp_path / "inside")
+    assert (tmp_path / "inside" / "one").stat().st_nlink == 1001
 
 
 def test_an_archive_that_is_none_is_an_error_of_the_folder(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from moonmill.sandboxes import SandboxUnavailableError
+from moonmill.sandboxes import SandboxFileError, SandboxUnavailableError
 from moonmill.sandboxes import link as link_module
 from moonmill.sandboxes.inside import frames
 from moonmill.sandboxes.supervised import Setup, SupervisedSandbox, supervised
@@ -79,12 +79,12 @@ async def test_what_no_supervisor_sends_ends_the_sandbox(
             assert stranger.closed, "nothing more is read from it"
 
 
-async def test_a_list_of_files_that_is_none_ends_the_sandbox() -> None:
+async def test_a_list_of_files_that_is_none_is_an_error_of_the_folder() -> None:
     stranger = Stranger()
     async with opened(stranger) as sandbox:
         stranger.say(frames.STDOUT, 1, b"nonsense\0")
         stranger.say(frames.EXIT, 1, EXITED)
-        with pytest.raises(SandboxUnavailableError, match="no list of files"):
+        with pytest.raises(SandboxFileError, match="meddled with its listing"):
             await sandbox.list_files()
 
 
