@@ -111,13 +111,15 @@ class MultiTurnEnv(ABC):
     def close(self) -> Any:
         """Close what `setup` opened; may be async. Called once at the end, also after a failure."""
 
-    def open_sandbox(self, spec: SandboxSpec | None = None) -> FurtherSandbox:
+    def open_sandbox(self, spec: SandboxSpec | None = None, *, may_be_lost: bool = False) -> FurtherSandbox:
         """A fresh sandbox besides the episode's own, for as long as a `with` (or `async with`) lasts.
 
         For graders: what the model has left in its sandbox, processes included, cannot reach into it.
 
         Args:
             spec: what it is like; None takes that of the episode's own.
+            may_be_lost: losing it does not fail the episode by itself: whoever catches the `SandboxUnavailableError`
+                decides what to make of it. For where what runs in it may have ended it.
 
         Raises:
             EnvCodeError: there is neither.
@@ -130,7 +132,7 @@ class MultiTurnEnv(ABC):
                 f"{type(self).__name__}.open_sandbox() has nothing to go by: give it a SandboxSpec, or set `sandbox` "
                 "in the class"
             )
-        return FurtherSandbox(sandboxes, wanted)
+        return FurtherSandbox(sandboxes, wanted, may_be_lost)
 
     @property
     def tool_specs(self) -> tuple[ToolSpec, ...]:

@@ -40,19 +40,19 @@ class EpisodeSandboxes:
             wait_on_thread(self._own.open)
         return BlockingSandbox(Held(self._own, self.lose))
 
-    def open(self, spec: SandboxSpec) -> Held:
+    def open(self, spec: SandboxSpec) -> Lease:
         """A further one, in synchronous code."""
         lease = self._lease(spec, further=True)
         with self._waiting():
             wait_on_thread(lease.open)
-        return Held(lease, self.lose)
+        return lease
 
-    async def open_there(self, spec: SandboxSpec) -> Held:
+    async def open_there(self, spec: SandboxSpec) -> Lease:
         """A further one, in asynchronous code."""
         lease = self._lease(spec, further=True)
         with self._waiting():
             await wait_on_loop(lease.open)
-        return Held(lease, self.lose)
+        return lease
 
     def close(self) -> None:
         """Take all of them away, in synchronous code."""
@@ -116,13 +116,14 @@ class EpisodeSandboxes:
 class FurtherSandbox:
     """What `open_sandbox` gives: `with` it in synchronous code, `async with` it in asynchronous code."""
 
-    def __init__(self, sandboxes: EpisodeSandboxes, spec: SandboxSpec) -> None:
+    def __init__(self, sandboxes: EpisodeSandboxes, spec: SandboxSpec, may_be_lost: bool) -> None:
         self._sandboxes = sandboxes
         self._spec = spec
+        self._lose = _judged_by_author if may_be_lost else sandboxes.lose
         self._held: list[Held] = []
 
     def __enter__(self) -> BlockingSandbox:
-        self._held.append(self._sandboxes.open(self._spec))
+        self._held.append(Held(self._sandboxes.open(self._spec), self._lose))
         return BlockingSandbox(self._held[-1])
 
     def __exit__(
@@ -133,7 +134,7 @@ class FurtherSandbox:
         self._sandboxes.release(lease)
 
     async def __aenter__(self) -> AsyncSandbox:
-        self._held.append(await self._sandboxes.open_there(self._spec))
+        self._held.append(Held(await self._sandboxes.open_there(self._spec), self._lose))
         return AsyncSandbox(self._held[-1])
 
     async def __aexit__(
@@ -142,3 +143,6 @@ class FurtherSandbox:
         lease = self._held.pop().lease
         await wait_on_loop(lease.close)
         self._sandboxes.release(lease)
+
+
+def _judged_by_author(error: MoonmillError) -> None: ...

@@ -82,7 +82,9 @@ class LocalProvider:
             "user": f"an unprivileged user without capabilities (on the host uid {self._uid()})",
             "secrets": "an environment of its own",
             "pids": "RLIMIT_NPROC in a user namespace" if _kernel() >= _KERNEL_OF_PIDS else "",
-            "memory": f"control groups, version {groups.version}" if groups else "of each process alone (RLIMIT_DATA)",
+            "memory": f"control groups, version {groups.version}"
+            if groups
+            else "the private memory of each process alone (RLIMIT_DATA)",
             "memory of all": f"control groups, version {groups.version}" if groups else "",
             "cpus": f"control groups, version {groups.version}" if groups and "cpu" in groups.controllers else "",
             "system calls": "a seccomp filter" if seccomp.program() else "",

@@ -6,6 +6,7 @@ be reached from the one in which the model tries things out; `coding.grading` sa
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -126,10 +127,12 @@ class PythonCode(PythonTool, MultiTurnEnv):
         return blocks[-1] if blocks else None
 
     def _grader(self) -> Grader:
+        # A submission that ends the sandbox it runs in is no better for it.
+        open_sandbox = partial(self.open_sandbox, may_be_lost=True)
         if SandboxService.current().config.provider == UNSAFE:  # it shows all of this machine, the answers too
-            return Grader(self.open_sandbox, (), ())
+            return Grader(open_sandbox, (), ())
         data = humaneval.data_file() if self.dataset == "humaneval" else Path(coding.__file__)
-        return Grader(self.open_sandbox, (str(data),), (humaneval.PACKAGE, "moonmill"))
+        return Grader(open_sandbox, (str(data),), (humaneval.PACKAGE, "moonmill"))
 
 
 def _checked_levels(dataset: Dataset, levels: Sequence[int] | None) -> tuple[int, ...]:

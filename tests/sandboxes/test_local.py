@@ -38,8 +38,8 @@ anyio.run(main)
         (SandboxSpec(workdir="/usr/share/work"), "workdir: '/usr/share/work' cannot be"),
         (SandboxSpec(workdir="/tmp"), "workdir: '/tmp' cannot be"),
         (SandboxSpec(workdir="/a/../etc"), "workdir: '/a/../etc' cannot be"),
-        (SandboxSpec(workdir="here"), "workdir: 'here' cannot be"),
-        (SandboxSpec(workdir="/"), "workdir: '/' cannot be"),
+        (SandboxSpec(workdir="here"), "workdir is 'here', but should be"),
+        (SandboxSpec(workdir="/"), "workdir is '/', but should be"),
     ],
 )
 async def test_a_spec_that_it_cannot_honour_is_refused(local: LocalProvider, spec: SandboxSpec, why: str) -> None:

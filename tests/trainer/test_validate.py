@@ -91,7 +91,9 @@ def test_the_provider_and_what_it_enforces_are_told(config: Config) -> None:
     assert check.ok
     assert check.detail.startswith("local, at most 3 at once; it enforces here: network, files, disk, ")
     check = found(replace(boxed, sandbox=SandboxConfig(provider="unsafe-subprocess")))["sandbox"]
-    assert check == Check("sandbox", True, "unsafe-subprocess, at most 64 at once; it enforces here: nothing")
+    assert check == Check(
+        "sandbox", True, "unsafe-subprocess, at most 64 at once; NOTHING IS KEPT IN: commands run here, as you"
+    )
 
 
 @pytest.mark.parametrize(

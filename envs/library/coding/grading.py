@@ -12,7 +12,7 @@ What always holds:
 import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from moonmill.envs.library.coding import inside
 from moonmill.errors import ConfigError, EnvCodeError
-from moonmill.sandboxes import ExecError, ExecResult, ExecTimeoutError
+from moonmill.sandboxes import ExecError, ExecResult, ExecTimeoutError, SandboxUnavailableError
 
 SECONDS = 10
 """Processor time of a submission over all its calls, and of checks."""
@@ -98,7 +98,7 @@ class Grader:
         """How many of the tests `code` passes.
 
         Raises:
-            SandboxUnavailableError: there is no sandbox, or it was lost.
+            SandboxUnavailableError: there is no sandbox to be had.
             ConfigError: the sandbox is not fit for grading.
             EnvCodeError: the checks are wrong, or could not be begun.
         """
@@ -148,7 +148,16 @@ class Grader:
         return self._run("outputs", {**asked, "as_equal": as_equal, "call_seconds": CALL_SECONDS}, len(calls))
 
     def _run(self, program: str, request: Mapping[str, Any], most: int = 1) -> tuple[list[str], str]:
-        """At most so many lines of what a program says, and what has ended it early, in words."""
+        """At most so many lines of what a program says, and what has ended it early, in words.
+
+        A sandbox that is lost is tried once more. Two in a row are lost by what runs in them.
+        """
+        for _ in range(2):
+            with suppress(_LostError):
+                return self._run_once(program, request, most)
+        return [], "was the end of its sandbox, twice"
+
+    def _run_once(self, program: str, request: Mapping[str, Any], most: int) -> tuple[list[str], str]:
         sent = json.dumps({**request, "hidden": self._hidden, "seconds": SECONDS})
         with self._open_sandbox() as box:
             try:
@@ -159,6 +168,8 @@ class Grader:
                     timeout=WALL_SECONDS,
                     output_limit=OUTPUT_LIMIT,
                 )
+            except SandboxUnavailableError as e:
+                raise _LostError from e
             except ExecError as e:
                 raise ConfigError(f"{e}. To grade, the sandbox needs a python3 of 3.8 or newer") from e
             except ExecTimeoutError as e:
@@ -175,6 +186,10 @@ class Grader:
                 "folder that sandboxes do not see"
             )
         return lines, end
+
+
+class _LostError(Exception):
+    """A sandbox has ended under a program."""
 
 
 class _Verdict(Struct, frozen=True):

@@ -210,10 +210,25 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_sandbox_that_cannot_be_had_for_grading_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(env: PythonCode) -> None:
+    def refuse(env: PythonCode, may_be_lost: bool) -> None:
         raise SandboxUnavailableError("there is none")
 
     monkeypatch.setattr(PythonCode, "open_sandbox", refuse)
     rollout = play(demonstrate)
     assert (rollout.status, rollout.reward) == (Status.FAILED, None)
     assert "there is none" in str(rollout.error)
+
+
+TAKES_ALL_MEMORY = """
+import os
+open("/proc/self/oom_score_adj", "w").write("0")
+file = os.memfd_create("x", 0)
+os.set_inheritable(file, True)
+os.execv("/bin/dd", ["dd", "if=/dev/zero", f"of=/proc/self/fd/{file}", "bs=64k"])
+"""
+
+
+def test_a_submission_that_ends_its_sandbox_is_worth_nothing_and_fails_nothing() -> None:
+    """What this one takes counts for no process, so that the kernel ends the first of the sandbox."""
+    rollout = play(submitting(f"def solve(x): return 0\n{TAKES_ALL_MEMORY}"))
+    assert (rollout.status, rollout.reward) == (Status.FINISHED, 0.0)
