@@ -28,8 +28,11 @@ def become(call: dict[str, Any], setup: dict[str, Any], pipes: Sequence[int], no
     stage = "sandbox"
     try:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+        for number in range(1, signal.NSIG):  # also those that whoever started us in the background had ignored
+            try:
+                signal.signal(number, signal.SIG_DFL)
+            except (OSError, ValueError):
+                pass
         os.setsid()
         for fd, pipe in enumerate(pipes):
             if pipe >= 0:
