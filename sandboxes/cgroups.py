@@ -32,6 +32,8 @@ class Group:
 
     def limit(self, limits: SandboxLimits) -> None:
         """Make the folders, with these limits. Raises `OSError` where that is not allowed."""
+        if limits.cpus is None and self._version == 1:
+            self._folders.pop("cpu", None)  # to enter a group takes the kernel milliseconds
         for folder in {*self._folders.values()}:
             folder.mkdir()
         memory = self._folders["memory"]

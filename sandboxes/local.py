@@ -26,7 +26,7 @@ from moonmill.sandboxes.errors import SandboxSpecError, SandboxUnavailableError
 from moonmill.sandboxes.spawn import Child, child
 from moonmill.sandboxes.specs import check_spec
 from moonmill.sandboxes.supervised import Setup, SupervisedSandbox, supervised
-from moonmill.sandboxes.types import MIB, SandboxSpec
+from moonmill.sandboxes.types import MIB, SandboxLimits, SandboxSpec
 
 _READY_SECONDS = 30.0
 _END_SECONDS = 2.0
@@ -121,7 +121,9 @@ class LocalProvider:
         self.require(spec)
         if not self._bwrap:
             raise SandboxUnavailableError("the local provider is used outside of its `async with LocalProvider()`")
-        async with self._group(spec) as group, self._process(spec) as (process, pid):
+        async with self._group() as group, self._process(spec) as (process, pid):
+            if group is not None:
+                await _enter(group, spec.limits, pid)  # while the supervisor gets ready: it takes the kernel some time
             rlimits = {"RLIMIT_NPROC": spec.limits.pids + 1}  # the supervisor is one
             if group is None:
                 rlimits["RLIMIT_DATA"] = spec.limits.memory_mib * MIB
@@ -136,8 +138,6 @@ class LocalProvider:
                     ready_seconds=_READY_SECONDS,
                     oom_kills=partial(_oom_kills, group),
                 ) as sandbox:
-                    if group is not None:
-                        await anyio.to_thread.run_sync(lambda: group.add(_read_pid(pid)))
                     yield sandbox
             except SandboxUnavailableError as e:
                 if said := process.last_words():
@@ -145,21 +145,15 @@ class LocalProvider:
                 raise
 
     @asynccontextmanager
-    async def _group(self, spec: SandboxSpec) -> AsyncIterator[cgroups.Group | None]:
-        """A control group for a sandbox, where there are any."""
-        if self._groups is None:
-            yield None
-            return
-        group = self._groups.new()
+    async def _group(self) -> AsyncIterator[cgroups.Group | None]:
+        """A control group for a sandbox, where there are any: not made yet, and removed in the end."""
+        group = self._groups.new() if self._groups else None
         try:
-            try:
-                await anyio.to_thread.run_sync(group.limit, spec.limits)
-            except OSError as e:
-                raise SandboxUnavailableError(f"no control group could be made for a sandbox: {e}") from e
             yield group
         finally:
-            with anyio.CancelScope(shield=True):
-                await group.remove()
+            if group is not None:
+                with anyio.CancelScope(shield=True):
+                    await group.remove()
 
     @asynccontextmanager
     async def _process(self, spec: SandboxSpec) -> AsyncIterator[tuple[Child, int]]:
@@ -240,13 +234,29 @@ def _compiled() -> tuple[str, bytes]:
     )
 
 
+async def _enter(group: cgroups.Group, limits: SandboxLimits, info: int) -> None:
+    """Make a control group for a supervisor, whose number bubblewrap writes to `info`, before it starts anything."""
+    try:
+        await anyio.to_thread.run_sync(group.limit, limits)
+        told = b""
+        with anyio.move_on_after(_READY_SECONDS) as scope:
+            while b"}" not in told:
+                await anyio.wait_readable(info)
+                more = os.read(info, 4096)
+                if not more:
+                    return  # bubblewrap has ended: why, its stream tells
+                told += more
+            await anyio.to_thread.run_sync(group.add, int(json.loads(told)["child-pid"]))
+        if scope.cancelled_caught:
+            raise SandboxUnavailableError(f"bubblewrap did not make a sandbox in {_READY_SECONDS:g} s")
+    except ProcessLookupError:  # so has what it started
+        pass
+    except OSError as e:
+        raise SandboxUnavailableError(f"no control group could be made for a sandbox: {e}") from e
+
+
 async def _oom_kills(group: cgroups.Group | None) -> int:
     return 0 if group is None else await anyio.to_thread.run_sync(group.oom_kills)
-
-
-def _read_pid(info: int) -> int:
-    """The supervisor's process number, which bubblewrap wrote before it started it."""
-    return int(json.loads(os.read(info, 4096))["child-pid"])
 
 
 def _kernel() -> tuple[int, int]:

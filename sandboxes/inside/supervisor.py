@@ -165,12 +165,13 @@ class Supervisor:
     def _obey(self, kind: int, number: int, payload: bytes) -> None:
         if kind == SETUP:
             self._setup = marshal.loads(payload)
+            self._send(READY, number)
+            self._flush()
+            # The rest while the host hears of it, and before anything is started.
             if self._setup["hide"]:
                 prctl(PR_SET_DUMPABLE, 0)
             if os.getpid() != 1:
                 prctl(PR_SET_CHILD_SUBREAPER, 1)
-            self._send(READY, number)
-            self._flush()
             import resource  # noqa: F401  # for those that are forked from this
         elif kind == START:
             self._start(number, marshal.loads(payload))
