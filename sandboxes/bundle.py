@@ -4,7 +4,7 @@ import functools
 import re
 from importlib.resources import files
 
-_MODULES = ("frames", "processes", "pipes", "files", "child", "supervisor")
+_MODULES = ("frames", "processes", "pipes", "files", "child", "supervisor", "main")
 _TAKEN_OUT = re.compile(
     r"^from (__future__|moonmill\.[\w.]+|typing|collections\.abc) import (\([^)]*\)|[^\n]*)\n", re.MULTILINE
 )

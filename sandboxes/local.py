@@ -201,7 +201,10 @@ class LocalProvider:
                     "util-linux, or run as somebody else"
                 )
             self._bwrap = [setpriv, f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--", bwrap]
-        told = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=_READY_SECONDS).stdout
+        try:
+            told = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=_READY_SECONDS).stdout
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise SandboxUnavailableError(f"the local provider needs bubblewrap, and {bwrap} cannot be run: {e}") from e
         self._options = ["--disable-userns"] if "--disable-userns" in told else []
         self._python, self._program = _compiled()
         self._groups = cgroups.find()

@@ -53,8 +53,7 @@ class SocketStream:
 class Child:
     """A process that serves a stream on its stdin and stdout."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", stream: ByteStream, stderr: IO[bytes]) -> None:
-        self.pid = process.pid
+    def __init__(self, stream: ByteStream, stderr: IO[bytes]) -> None:
         self.stream = stream
         self._stderr = stderr
 
@@ -100,7 +99,7 @@ async def child(
         try:
             theirs.close()
             async with await UNIXSocketStream.from_socket(ours) as stream:
-                yield Child(process, SocketStream(stream), stderr)
+                yield Child(SocketStream(stream), stderr)
         finally:
             ours.close()
             with anyio.CancelScope(shield=True):

@@ -18,9 +18,10 @@ from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.rendering import TurnRenderer, load_renderer
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.agents.serving import allow_many_files
+from moonmill.blame import own_error
 from moonmill.config import Config
 from moonmill.envs import SandboxService, TaskFeed
-from moonmill.errors import MoonmillError, RunDirectoryError, RunError
+from moonmill.errors import RunDirectoryError, RunError
 from moonmill.registry import make
 from moonmill.reporting import Reporter, Summary
 from moonmill.rundir import RunDirectory
@@ -291,12 +292,7 @@ def make_buffer(config: Config, algorithm: ResolvedAlgorithm) -> Buffer:
 
 def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to show of a failed task group: one meant for users if there is one, else the first."""
-    leaves = list(_leaves(group))
-    return next((e for e in leaves if isinstance(e, MoonmillError)), leaves[0])
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return own_error(group) or first

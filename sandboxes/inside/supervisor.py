@@ -295,14 +295,3 @@ class Supervisor:
         others: set[int] = {c.pid for c in self._calls.values() if c is not call}
         if not kill_all(lambda: started_since(call.before, others), self._reap):
             self.give_up("processes of a command could not be ended")
-
-
-def main() -> None:
-    """Serve the host on stdin and stdout, to the end."""
-    supervisor = Supervisor()
-    try:
-        supervisor.run()
-    except BaseException:
-        import traceback
-
-        supervisor.give_up("the supervisor failed: " + traceback.format_exc())
