@@ -22,10 +22,12 @@ from typing import Any, Self, TypeVar
 
 import anyio
 from anyio import CancelScope, CapacityLimiter, move_on_after, to_thread
-from anyio.abc import SocketStream, UNIXSocketStream
+from anyio.abc import SocketStream as TCPSocketStream
+from anyio.abc import UNIXSocketStream
 
 from moonmill.sandboxes.docker_client import CONNECTIONS, DaemonError, connect, telling
 from moonmill.sandboxes.docker_stream import AttachedStream, take_connection
+from moonmill.sandboxes.sockets import SocketStream
 
 T = TypeVar("T")
 _REMOVE_SECONDS = 60.0
@@ -201,9 +203,9 @@ class Daemon:
             return take_connection(self._client.attach_socket(container, params=_ATTACH))
 
         connection = await self.run(partial(telling, "attach to a container", work))
-        kind = UNIXSocketStream if connection.family == socket.AF_UNIX else SocketStream
+        kind = UNIXSocketStream if connection.family == socket.AF_UNIX else TCPSocketStream
         try:
-            return AttachedStream(await kind.from_socket(connection))
+            return AttachedStream(SocketStream(await kind.from_socket(connection)))
         except BaseException:
             connection.close()
             raise

@@ -9,16 +9,13 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
-import anyio
-from anyio.abc import SocketAttribute, SocketStream
+from moonmill.sandboxes.sockets import SocketStream
 
 _FRAME = struct.Struct(">BxxxL")
 """Which stream, and how many bytes of it follow."""
 _STDERR = 2
-_CHUNK = 65536
 _LAST_WORDS = 4096
 """Bytes of stderr that are kept."""
 
@@ -67,8 +64,10 @@ class AttachedStream:
         """The next bytes; none at the end, which is also what a broken connection is."""
         while not self._received:
             try:
-                data = await self._stream.receive(_CHUNK)
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                data = await self._stream.receive()
+            except OSError:
+                data = b""
+            if not data:
                 return b""
             for is_stderr, piece in self._frames.feed(data):
                 if is_stderr:
@@ -81,13 +80,11 @@ class AttachedStream:
         """Send all of `data`. Raises `OSError` where the container, or the daemon, is gone."""
         try:
             await self._stream.send(data)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as e:
+        except OSError as e:
             raise BrokenPipeError("docker has closed the connection to the container") from e
 
     async def aclose(self) -> None:
         """Leave. The container's stdin ends, and its first process with it."""
-        with suppress(OSError):  # ends it for whoever else might hold it
-            self._stream.extra(SocketAttribute.raw_socket).shutdown(socket.SHUT_RDWR)
         await self._stream.aclose()
 
     def last_words(self) -> str:

@@ -6,48 +6,21 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import anyio
 import anyio.to_thread
-from anyio.abc import SocketAttribute, UNIXSocketStream
+from anyio.abc import UNIXSocketStream
 
+from moonmill.sandboxes.alongside import alongside
 from moonmill.sandboxes.errors import SandboxUnavailableError
-from moonmill.sandboxes.inside.frames import CHUNK
 from moonmill.sandboxes.link import ByteStream
+from moonmill.sandboxes.sockets import SocketStream
 
 _KILL_SECONDS = 5.0
 _LAST_WORDS = 2000
-
-
-class SocketStream:
-    """A byte stream over a socket of ours."""
-
-    def __init__(self, stream: UNIXSocketStream) -> None:
-        self._stream = stream
-
-    async def receive(self) -> bytes:
-        """What has come; empty at the end."""
-        try:
-            return await self._stream.receive(2 * CHUNK)
-        except anyio.EndOfStream:
-            return b""
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as e:
-            raise OSError(str(e) or "the stream is closed") from e
-
-    async def send(self, data: bytes) -> None:
-        """Send all of it."""
-        try:
-            await self._stream.send(data)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as e:
-            raise OSError(str(e) or "the stream is closed") from e
-
-    async def aclose(self) -> None:
-        """Close it, also for a process that was forked from this one and holds it too."""
-        with suppress(OSError):
-            self._stream.extra(SocketAttribute.raw_socket).shutdown(socket.SHUT_RDWR)
-        await self._stream.aclose()
 
 
 class Child:
@@ -96,14 +69,20 @@ async def child(
         # Shielded: cancelled half-way, it would leave behind a process that nobody knows of. It takes milliseconds.
         with anyio.CancelScope(shield=True):
             process = await anyio.to_thread.run_sync(_start, argv, env, cwd, pass_fds, theirs.fileno(), stderr.fileno())
+        handle = os.pidfd_open(process.pid)
         try:
             theirs.close()
-            async with await UNIXSocketStream.from_socket(ours) as stream:
-                yield Child(SocketStream(stream), stderr)
+            stream = SocketStream(await UNIXSocketStream.from_socket(ours))
+            try:
+                async with alongside(partial(_follow, process, handle)):
+                    yield Child(stream, stderr)
+            finally:
+                await stream.aclose()
         finally:
             ours.close()
             with anyio.CancelScope(shield=True):
-                await _end(process, end_seconds)
+                await _end(process, handle, end_seconds)
+            os.close(handle)
 
 
 def _start(
@@ -129,18 +108,27 @@ def _start(
         raise SandboxUnavailableError(f"{argv[0]} cannot be started: {e.strerror}") from e
 
 
-async def _end(process: "subprocess.Popen[bytes]", end_seconds: float) -> None:
+async def _follow(process: "subprocess.Popen[bytes]", handle: int) -> None:
+    """Wait for its end. What is left of a set-up that was killed would wait for it for ever, and its stream not end."""
+    await anyio.wait_readable(handle)
+    if _was_killed(handle):
+        await anyio.to_thread.run_sync(_kill_session, process.pid)
+
+
+async def _end(process: "subprocess.Popen[bytes]", handle: int, end_seconds: float) -> None:
     """Wait for its end; a kernel that can tell it does."""
-    handle = os.pidfd_open(process.pid)
-    try:
-        for seconds in (end_seconds, _KILL_SECONDS):
-            with anyio.move_on_after(seconds):
-                await anyio.wait_readable(handle)
-                break
-            _kill(process)
-    finally:
-        os.close(handle)
+    for seconds in (end_seconds, _KILL_SECONDS):
+        with anyio.move_on_after(seconds):
+            await _follow(process, handle)
+            break
+        _kill(process)
     process.poll()
+
+
+def _was_killed(handle: int) -> bool:
+    """Whether a process that has ended was ended by a signal. It is not reaped by that: its number stays taken."""
+    ended = os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    return ended is not None and ended.si_code != os.CLD_EXITED
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
@@ -152,3 +140,12 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     for pid in (*map(int, below), process.pid):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _kill_session(leader: int) -> None:
+    """Kill what is left of a session. A sandbox that has been set up has one of its own."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            _, _, _, session, *_ = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
+            if int(session) == leader:
+                os.kill(int(name), signal.SIGKILL)

@@ -7,14 +7,15 @@ here.
 import posixpath
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
-import anyio
 import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
 from moonmill.sandboxes import archives
+from moonmill.sandboxes.alongside import alongside
 from moonmill.sandboxes.calls import check_argv, check_bounds, check_path, file_error, listing
 from moonmill.sandboxes.errors import (
     ExecError,
@@ -194,16 +195,8 @@ async def supervised(
     """
     link = Link(stream, name)
     fields = msgspec.structs.asdict(setup) | {"env": {**setup.env}, "rlimits": {**setup.rlimits}}
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(link.serve, lifetime)
-            try:
-                await link.set_up(fields, ready_seconds)
-                sandbox = SupervisedSandbox(link, setup, oom_kills)
-                await give(sandbox, files)
-                yield sandbox
-            finally:
-                group.cancel_scope.cancel()
-    except BaseExceptionGroup as errors:
-        # Listening raises nothing: there is one error, and it is of whoever uses the sandbox.
-        raise errors.exceptions[0] from errors.exceptions[0].__cause__
+    async with alongside(partial(link.serve, lifetime)):
+        await link.set_up(fields, ready_seconds)
+        sandbox = SupervisedSandbox(link, setup, oom_kills)
+        await give(sandbox, files)
+        yield sandbox

@@ -1,5 +1,7 @@
 """Commands see, read and end no processes but their own, and have no privileges."""
 
+import anyio
+
 from moonmill.sandboxes.errors import ExecTimeoutError
 from moonmill.sandboxes.sandbox import Sandbox
 from moonmill.sandboxes.testing.case import NotShownError, Topic
@@ -7,6 +9,7 @@ from moonmill.sandboxes.testing.expect import equal, probe, that
 from moonmill.sandboxes.testing.lab import Lab
 
 topic = Topic("processes")
+_LOOKING_SECONDS = 1.0
 
 _ABOVE = """
 above, pid = [], os.getppid()
@@ -81,6 +84,35 @@ for pid in above:
         pass
 """
     equal("what can be read of it", await probe(sandbox, code), [])
+
+
+@topic.inside("what becomes a command is not read while it has what the supervisor has", promise="processes")
+async def becoming_is_not_read(sandbox: Sandbox) -> None:
+    code = """
+import time
+answer = []
+end = time.monotonic() + given["seconds"]
+while time.monotonic() < end:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                held = [fd for fd in os.listdir(f"/proc/{name}/fd") if int(fd) > 2]
+            except OSError:
+                continue
+            if len(held) > 2:  # to tell that there is no such program, and what it writes to by itself
+                answer.append([name, held])
+"""
+    found: list[object] = []
+
+    async def look() -> None:
+        found.extend(await probe(sandbox, code, seconds=_LOOKING_SECONDS))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(look)
+        give_up = anyio.current_time() + _LOOKING_SECONDS
+        while anyio.current_time() < give_up:
+            await sandbox.exec(["true"])
+    equal("file descriptors that could be had", found, [])
 
 
 @topic.around("the supervisor is not traced", promise="processes")

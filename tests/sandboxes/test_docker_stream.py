@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moonmill.sandboxes.docker_stream import AttachedStream, Frames
+from moonmill.sandboxes.sockets import SocketStream
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +44,7 @@ def test_frames_are_told_apart_wherever_the_bytes_are_cut(sent: list[tuple[int, 
 async def attached() -> AsyncIterator[tuple[AttachedStream, socket.socket]]:
     ours, theirs = socket.socketpair()
     with theirs:
-        stream = AttachedStream(await UNIXSocketStream.from_socket(ours))
+        stream = AttachedStream(SocketStream(await UNIXSocketStream.from_socket(ours)))
         try:
             yield stream, theirs
         finally:

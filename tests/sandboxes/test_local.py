@@ -3,14 +3,18 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import anyio
 import pytest
 
 from moonmill.sandboxes import SandboxLimits, SandboxSpec, SandboxSpecError, SandboxUnavailableError, cgroups
 from moonmill.sandboxes.local import LocalProvider
+from moonmill.sandboxes.testing.traces import children, marked_processes
 
 pytestmark = pytest.mark.anyio
 ENTER = """
@@ -137,3 +141,47 @@ async def test_a_share_of_a_processor_is_what_it_gets(local: LocalProvider) -> N
     async with local.open(SandboxSpec(limits=SandboxLimits(cpus=0.2))) as sandbox:
         used = float((await sandbox.exec(["python3", "-c", busy])).stdout)
     assert used < 0.5
+
+
+async def test_a_set_up_that_is_killed_is_known_at_once_and_leaves_nothing(
+    local: LocalProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Half-way, bubblewrap's child waits for its parent, without end, and holds the stream open."""
+    half_way = tmp_path / "bwrap"
+    half_way.write_text("#!/bin/sh\nsleep 987654 &\nkill -KILL $$\n")
+    half_way.chmod(0o755)
+    monkeypatch.setattr(local, "_bwrap", [str(half_way)])
+    with anyio.fail_after(10), pytest.raises(SandboxUnavailableError, match="its supervisor has ended"):
+        async with local.open(SandboxSpec()):
+            pass
+    assert not list(marked_processes("987654"))
+
+
+async def test_whenever_bubblewrap_is_killed_nothing_stays(local: LocalProvider) -> None:
+    before = children()
+    outcomes = set()
+    for attempt in range(40):
+        async with anyio.create_task_group() as group:
+            group.start_soon(_kill_bubblewrap, before, attempt / 4000)
+            with anyio.fail_after(10):
+                try:
+                    async with local.open(SandboxSpec()) as sandbox:
+                        await sandbox.exec(["true"])
+                    outcomes.add("opened")
+                except SandboxUnavailableError:
+                    outcomes.add("refused")
+            group.cancel_scope.cancel()
+    assert "refused" in outcomes
+    give_up = anyio.current_time() + 5
+    while (left := children() - before) and anyio.current_time() < give_up:
+        await anyio.sleep(0.02)
+    assert not left
+
+
+async def _kill_bubblewrap(before: set[int], seconds: float) -> None:
+    """So long after it was started. It is the first that is new; below it there may be its child."""
+    while not (new := children() - before):
+        await anyio.sleep(0.0005)
+    await anyio.sleep(seconds)
+    with suppress(ProcessLookupError):
+        os.kill(min(new), signal.SIGKILL)

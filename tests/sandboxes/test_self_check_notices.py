@@ -26,6 +26,8 @@ _NOTICED: Mapping[str, str] = {
     "killing trees": "time-outs/children detached held-output",
     "killing at all": "cancelled",
     "ending with us": "processes-after-a-kill",
+    "closing before": "becoming-is-not-read",
+    "forks": "processes-after-a-kill",
     "kinds of files": "files/pipe files/device",
 }
 """By protection, cases that do not hold without it."""

@@ -1,14 +1,14 @@
 """Providers that claim what they do not do, so that the self-check can be seen to notice."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tarfile import open as open_tar
 from typing import Any
 from unittest.mock import patch
 
-from moonmill.sandboxes import archives, bubblewrap, bundle, local
+from moonmill.sandboxes import archives, bubblewrap, bundle, local, sockets
 from moonmill.sandboxes.local import LocalProvider
 from moonmill.sandboxes.supervised import Setup, SupervisedSandbox
 from moonmill.sandboxes.testing import PROMISES
@@ -106,6 +106,10 @@ def _trusting_unpack(archive: bytes, path: str, target: Path) -> None:
         opened.extractall(target, filter="fully_trusted")
 
 
+class _Forgetful(set[int]):
+    def add(self, number: int) -> None: ...
+
+
 _OPTIONS: Mapping[str, Sequence[tuple[Sequence[str], Sequence[str]]]] = {
     "network": [(["--unshare-net"], [])],
     "processes": [(["--unshare-pid"], []), (["--as-pid-1"], [])],
@@ -122,16 +126,21 @@ _SOURCE: Mapping[str, tuple[str, str]] = {
         "def _leave(self) -> None:",
         "def _leave(self) -> None:\n        if os.path.exists('/workspace/file'): time.sleep(8)",
     ),
+    "closing before": (
+        "        os.setsid()\n",
+        "        os.setsid()\n        prctl(PR_SET_DUMPABLE, 1)\n        time.sleep(0.01)\n",
+    ),
     "kinds of files": (
         "def _refuse_irregular(info: os.stat_result) -> None:",
         "def _refuse_irregular(info): return\n\ndef _unused(info):",
     ),
 }
-_PATCHES: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
+_PATCHES: Mapping[str, tuple[Any, str, object]] = {
     "pids": (local, "Setup", _unlimited),
     "memory": (local, "Setup", _unlimited),
     "hiding": (local, "Setup", _visible),
     "secrets": (bubblewrap, "environment", _whole_environment),
     "archives": (archives, "unpack", _trusting_unpack),
+    "forks": (sockets, "_open", _Forgetful()),
 }
 PROTECTIONS = (*_OPTIONS, *_SOURCE, *_PATCHES)
