@@ -13,7 +13,9 @@ import anyio
 import msgspec
 
 from moonmill.blame import own_error
+from moonmill.envs.command_output import told_result
 from moonmill.envs.tools import ToolArgumentsError, UnknownToolError
+from moonmill.sandboxes import ExecResult
 from moonmill.types import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -97,4 +99,8 @@ def _bind(env: "MultiTurnEnv", call: ToolCall) -> tuple[Callable[..., Any], dict
 def _as_text(result: Any) -> str:
     if isinstance(result, str):
         return str.__str__(result)  # of a class of its own it may fail at anything
+    if isinstance(result, bytes | bytearray):
+        return result.decode("utf-8", "replace")
+    if isinstance(result, ExecResult):
+        return told_result(result)
     return "" if result is None else msgspec.json.encode(result, enc_hook=str).decode()

@@ -6,14 +6,12 @@ is lost passes through and fails the rollout.
 """
 
 import itertools
-import signal
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Annotated, Any
 
 from msgspec import Meta
 
-from moonmill.envs.returned import shortened
+from moonmill.envs.command_output import told_output, told_result
 from moonmill.envs.tools import tool
 from moonmill.sandboxes import (
     ExecError,
@@ -24,8 +22,6 @@ from moonmill.sandboxes import (
 )
 from moonmill.sandboxes.types import MIB
 
-OUTPUT_CHARS = 10_000
-"""Characters of stdout, and of stderr, that the model is shown: of more, the beginning and the end."""
 FILE_CHARS = 20_000
 """Characters of a file that are shown at once."""
 LINE_CHARS = 1_000
@@ -152,35 +148,10 @@ def _run(sandbox: Any, argv: Sequence[str], *, timeout: int, input: str = "") ->
         done: ExecResult = sandbox.exec(argv, input=input, timeout=timeout)
     except ExecTimeoutError as e:
         end = f"[killed: it took longer than {_count(timeout, 'second')}; above is what it had written until then]"
-        return _told(e.stdout, e.stderr, e.truncated, end)
+        return told_output(e.stdout, e.stderr, e.truncated, end)
     except ExecError as e:
         return f"error: {e}"
-    return _told(done.stdout, done.stderr, done.truncated, _end_of(done))
-
-
-def _told(stdout: str, stderr: str, truncated: bool, end: str) -> str:
-    parts = [shortened(stdout, OUTPUT_CHARS)]
-    if stderr:
-        parts += ["[stderr]", shortened(stderr, OUTPUT_CHARS)]
-    if truncated:
-        parts.append("[it wrote more than is kept; the rest is lost]")
-    text = "\n".join(part.removesuffix("\n") for part in (*parts, end) if part)
-    return text or "[no output]"
-
-
-def _end_of(done: ExecResult) -> str:
-    if done.returncode == 0:
-        return ""
-    end = f"exit code {done.returncode}"
-    if done.returncode > _SIGNALS:
-        with suppress(ValueError):
-            end += f", which is {signal.Signals(done.returncode - _SIGNALS).name}"
-    if done.oom_killed:
-        end += ": out of memory"
-    return f"[{end}]"
-
-
-_SIGNALS = 128
+    return told_result(done)
 
 
 def _numbered(path: str, text: str, start: int, most: int) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from moonmill import Message, MoonmillError, MultiTurnEnv, Rollout, Task, ToolCall, ToolFault, reward, stop, tool
 from moonmill.errors import EnvCodeError, EpisodeOverError, RewardError, ToolDefinitionError
+from moonmill.sandboxes import ExecResult
 from tests.envs.parts import TASK, OneTask, call, says
 
 
@@ -173,6 +174,8 @@ def test_async_tools_of_one_turn_run_at_the_same_time() -> None:
         (1.5, "1.5"),
         (Task("t"), '{"prompt":"t"}'),
         (1j, '"1j"'),
+        (b"caf\xc3\xa9 \xff", "café \N{REPLACEMENT CHARACTER}"),
+        (ExecResult(3, b"out\n", b"", False, False, 0.1), "out\n[exit code 3]"),
     ],
 )
 def test_a_result_is_text_or_json(result: Any, text: str) -> None:

@@ -11,7 +11,8 @@ from moonmill import Message
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.agents.scripted import ScriptedAgent
 from moonmill.envs import SandboxService
-from moonmill.envs.sandbox_tools import FILE_BYTES, LINE_CHARS, OUTPUT_CHARS, BashTool, FileTools, PythonTool
+from moonmill.envs.command_output import OUTPUT_CHARS
+from moonmill.envs.sandbox_tools import FILE_BYTES, LINE_CHARS, BashTool, FileTools, PythonTool
 from moonmill.envs.tools import collect_tools
 from moonmill.sandboxes import SandboxSpec, SandboxUnavailableError
 from tests.envs.parts import TASK, OneTask, call, says
