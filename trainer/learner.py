@@ -11,9 +11,8 @@ alone and make no version. What always holds:
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -21,22 +20,19 @@ from typing import Any
 import msgspec
 import torch
 from msgspec import Struct
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from moonmill.config import Config, DisConfig, GaeConfig, GroupZscoreConfig
+from moonmill.config import Config, GaeConfig, GroupZscoreConfig
 from moonmill.errors import RunDirectoryError, RunError
 from moonmill.seeding import derive_seed
 from moonmill.trainer import checkpoint
-from moonmill.trainer.advantages import critic_targets, gae_advantages, group_advantages, normalized
-from moonmill.trainer.algorithms.dis import dis
-from moonmill.trainer.algorithms.ppo_clip import ppo_clip
-from moonmill.trainer.algorithms.presets import Objective, resolve
-from moonmill.trainer.critic import Critic, explained_variance
-from moonmill.trainer.metrics import TokenStats, entropies, policy_metrics
-from moonmill.trainer.models import Packed, action_logprobs, export_dtype, implementation_of, load_policy, precision
-from moonmill.trainer.optimizing import Optimizer
+from moonmill.trainer.advantages import gae_advantages, group_advantages, normalized
+from moonmill.trainer.algorithms.presets import resolve
+from moonmill.trainer.critic import Critic
+from moonmill.trainer.models import Packed, export_dtype, implementation_of, load_policy, precision
 from moonmill.trainer.packing import pack
+from moonmill.trainer.policy_update import PolicyUpdate
+from moonmill.trainer.value_update import ValueUpdate
 from moonmill.trainer.weights import FullWeights, TrainedWeights, load_tensors, own_tensors, save_tensors
 from moonmill.types import Rollout
 
@@ -77,19 +73,20 @@ class Learner:
         """Policy updates done."""
         self._config = config
         self._algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
-        self._objective = _objective(self._algorithm.objective)
         self._device = torch.device(config.model.device)
         self.policy = load_policy(config.model)
-        learner = config.learner
-        self.critic: Critic | None = None
-        if self._algorithm.critic:  # copies the base: before there is an adapter in it
-            self.critic = Critic(self.policy, self._algorithm.critic)
-            self._critic_optimizer = Optimizer(self.critic.trained(), self._algorithm.critic.lr, learner)
+        critic = self._algorithm.critic  # It copies the base: before there is an adapter in it.
+        self._value_update = ValueUpdate(self.policy, critic, config.learner) if critic else None
         self._weights = _trained_weights(self.policy, config)
-        self._policy_optimizer = Optimizer(self._weights.parameters, learner.lr, learner, learner.warmup_steps)
+        self._policy_update = PolicyUpdate(self.policy, self._weights.parameters, self._algorithm.objective, config)
         self._bad_steps = 0
         self._torn = False
         self._seconds: dict[str, float] = {}
+
+    @property
+    def critic(self) -> Critic | None:
+        """None where advantages are not learned."""
+        return self._value_update.critic if self._value_update else None
 
     def step(self, rollouts: Sequence[Rollout]) -> StepMetrics:
         """Learn from one batch.
@@ -147,10 +144,10 @@ class Learner:
             state = msgspec.json.decode((path / "state.json").read_bytes(), type=_State)
             self._weights.load(path / "policy")
             saved = torch.load(path / "optimizers.pt", map_location=self._device, weights_only=True)
-            self._policy_optimizer.load_state_dict(saved["policy"])
-            if self.critic is not None:
-                load_tensors(own_tensors(self.critic), path / "critic.safetensors")
-                self._critic_optimizer.load_state_dict(saved["critic"])
+            self._policy_update.load_state_dict(saved["policy"])
+            if self._value_update is not None:
+                load_tensors(own_tensors(self._value_update.critic), path / "critic.safetensors")
+                self._value_update.load_state_dict(saved["critic"])
             torch.set_rng_state(saved["random"].cpu())
         except Exception as e:  # a damaged file can make safetensors, pickle and torch raise nearly anything
             raise RunError(
@@ -162,10 +159,10 @@ class Learner:
 
     def _save(self, folder: Path) -> None:
         self._weights.save(folder / "policy")
-        optimizers: dict[str, Any] = {"policy": self._policy_optimizer.state_dict(), "random": torch.get_rng_state()}
-        if self.critic is not None:
-            save_tensors(own_tensors(self.critic), folder / "critic.safetensors")
-            optimizers["critic"] = self._critic_optimizer.state_dict()
+        optimizers: dict[str, Any] = {"policy": self._policy_update.state_dict(), "random": torch.get_rng_state()}
+        if self._value_update is not None:
+            save_tensors(own_tensors(self._value_update.critic), folder / "critic.safetensors")
+            optimizers["critic"] = self._value_update.state_dict()
         try:
             with (folder / "optimizers.pt").open("wb") as file:
                 torch.save(optimizers, file)
@@ -178,18 +175,20 @@ class Learner:
 
     def _learn(self, batch: Sequence[Packed], rollouts: Sequence[Rollout], metrics: dict[str, float]) -> bool:
         """Returns whether the policy was updated."""
-        advantage, critic = self._algorithm.advantage, self._algorithm.critic
+        advantage = self._algorithm.advantage
         if isinstance(advantage, GroupZscoreConfig):
             advantages = group_advantages(advantage, [p.batch for p in batch], rollouts)
             advantages = [a.to(self._device) for a in advantages]
         else:
-            assert critic is not None
-            before = self._train_critic(batch, advantage, metrics)
+            assert self._value_update is not None
+            critic = self._value_update.config
+            with self._timed("critic"):
+                values = self._value_update.update(batch, advantage, metrics)
             if self.step_number < critic.warmup_steps:
                 return False
             with self._timed("advantages"), torch.no_grad():
-                late = critic.advantages == "after_update"
-                values = [self._values(p) for p in batch] if late else before
+                if critic.advantages == "after_update":
+                    values = self._value_update.values(batch)
                 advantages = [gae_advantages(advantage, p.batch, *v) for p, v in zip(batch, values, strict=True)]
         everything = torch.cat(advantages)
         metrics["advantage_mean"] = float(everything.mean())
@@ -197,57 +196,7 @@ class Learner:
         if isinstance(advantage, GaeConfig) and advantage.normalize:
             advantages = normalized(advantages)
         with self._timed("policy"):
-            return self._update_policy(batch, advantages, metrics)
-
-    def _train_critic(
-        self, batch: Sequence[Packed], config: GaeConfig, metrics: dict[str, float]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """K value updates; returns the values from before them.
-
-        A rollout is never split, so the first update's own forward pass gives what its targets need.
-        """
-        assert self._algorithm.critic is not None
-        count = metrics["action_tokens"]
-        before: list[tuple[Tensor, Tensor]] = []
-        targets: list[Tensor] = []
-        with self._timed("critic"):
-            for update in range(self._algorithm.critic.updates):
-                for index, packed in enumerate(batch):
-                    values, ends = self._values(packed)
-                    if update == 0:
-                        before.append((values.detach(), ends.detach()))
-                        targets.append(critic_targets(config, packed.batch, *before[-1]))
-                    torch.autograd.backward(0.5 * (values - targets[index]).square().sum() / count)
-                norm, done = self._critic_optimizer.update()
-                metrics["skipped_critic_updates"] = metrics.get("skipped_critic_updates", 0.0) + (not done)
-        metrics["critic_grad_norm"] = norm
-        value, target = torch.cat([v for v, _ in before]), torch.cat(targets)
-        metrics["value_loss"] = float(0.5 * (value - target).square().mean())
-        metrics["explained_variance"] = explained_variance(value, target)
-        metrics["value_bias"] = float((value - target).mean())
-        return before
-
-    def _values(self, packed: Packed) -> tuple[Tensor, Tensor]:
-        values: tuple[Tensor, Tensor] = self.critic(packed)  # type: ignore[misc]  # called only where there is a critic
-        return values
-
-    def _update_policy(self, batch: Sequence[Packed], advantages: Sequence[Tensor], metrics: dict[str, float]) -> bool:
-        count = metrics["action_tokens"]
-        stats = []
-        for packed, advantage in zip(batch, advantages, strict=True):
-            micro = packed.batch
-            everything = action_logprobs(self.policy, packed, self._config.sampling)
-            logprobs = everything.gather(-1, micro.sampled.unsqueeze(-1)).squeeze(-1)
-            loss, kept = self._objective(logprobs, micro.behaviour, advantage)
-            torch.autograd.backward(loss.sum() / count)
-            fresh = micro.versions == self.version
-            entropy = entropies(everything)
-            stats.append(TokenStats(logprobs.detach(), micro.behaviour, kept, entropy, loss.detach(), fresh))
-        metrics |= policy_metrics(stats)
-        metrics["lr"] = self._policy_optimizer.lr
-        metrics["grad_norm"], done = self._policy_optimizer.update()
-        metrics["skipped_updates"] = float(not done)
-        return done
+            return self._policy_update.update(batch, advantages, self.version, metrics)
 
     def _count_bad_step(self, metrics: dict[str, float]) -> None:
         wrong = [name for name in ("skipped_updates", "skipped_critic_updates") if metrics.get(name)]
@@ -278,10 +227,6 @@ def _trained_weights(policy: PreTrainedModel, config: Config) -> TrainedWeights:
     from moonmill.trainer.lora import Adapter  # and peft, which takes a second to import
 
     return Adapter(policy, model.lora, model.path, derive_seed(config.train.seed, "adapter"))
-
-
-def _objective(config: Objective) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-    return partial(dis if isinstance(config, DisConfig) else ppo_clip, low=config.low, high=config.high)
 
 
 def make_deterministic(config: Config) -> None:
