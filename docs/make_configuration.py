@@ -14,9 +14,7 @@ from typing import Any
 
 import msgspec
 
-from moonmill import config as config_module
-from moonmill import plain_yaml
-from moonmill import types as types_module
+from moonmill import algorithm_config, config, plain_yaml, types
 from moonmill.config_check import describe
 from moonmill.config_io import plain
 from moonmill.trainer.algorithms.presets import PRESETS
@@ -72,7 +70,7 @@ def page() -> str:
 
 
 def _section(name: str) -> str:
-    struct = getattr(config_module, name, None) or getattr(types_module, name)
+    struct = next(getattr(module, name) for module in (config, algorithm_config, types) if hasattr(module, name))
     [node] = ast.parse(inspect.getsource(struct)).body
     assert isinstance(node, ast.ClassDef)
     documented = docs_of(node)

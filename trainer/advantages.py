@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moonmill.config import GaeConfig, GroupZscoreConfig
+from moonmill.algorithm_config import GaeConfig, GroupZscoreConfig
 from moonmill.errors import RunError
 from moonmill.trainer.algorithms.gae import adaptive_lambda, skip_observation_gae
 from moonmill.trainer.algorithms.group_zscore import group_zscore

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from moonmill.config import CriticConfig
+from moonmill.algorithm_config import CriticConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.models import Packed
 

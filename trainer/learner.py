@@ -22,7 +22,8 @@ import torch
 from msgspec import Struct
 from transformers import PreTrainedModel
 
-from moonmill.config import Config, GaeConfig, GroupZscoreConfig
+from moonmill.algorithm_config import GaeConfig, GroupZscoreConfig
+from moonmill.config import Config
 from moonmill.errors import RunDirectoryError, RunError
 from moonmill.seeding import derive_seed
 from moonmill.trainer import checkpoint

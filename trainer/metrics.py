@@ -6,9 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_ENTROPY_ROWS = 1024
-"""Rows of a vocabulary's width that are looked at together, to bound the memory."""
-
 
 @dataclass(frozen=True)
 class TokenStats:
@@ -53,9 +50,3 @@ def policy_metrics(stats: Sequence[TokenStats]) -> dict[str, float]:
         metrics["mismatch_mean"] = difference[fresh > 0].mean()
         metrics["mismatch_max"] = difference[fresh > 0].max()
     return {name: float(value) for name, value in metrics.items()}
-
-
-def entropies(logprobs: Tensor) -> Tensor:
-    """Entropy `[rows]` of distributions `[rows, vocabulary]`, in nats."""
-    parts = torch.split(logprobs.detach(), _ENTROPY_ROWS)
-    return torch.cat([torch.special.entr(rows.exp()).sum(-1) for rows in parts])

@@ -23,6 +23,8 @@ from moonmill.trainer.packing import MicroBatch
 from moonmill.types import Sampling
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_ENTROPY_ROWS = 1024
+"""Rows of a vocabulary's width that are looked at together, to bound the memory."""
 
 
 class Packed:
@@ -89,13 +91,24 @@ def precision(config: ModelConfig) -> AbstractContextManager[Any]:
     return torch.autocast(torch.device(config.device).type, dtype=dtype, enabled=dtype is not torch.float32)
 
 
-def action_logprobs(model: PreTrainedModel, packed: Packed, sampling: Sampling) -> Tensor:
-    """Log-probabilities `[action tokens, vocabulary]` where action tokens were drawn, under the run's sampling.
+def action_logprobs(model: PreTrainedModel, packed: Packed, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the action tokens, and the entropies of what they were drawn from, under the run's sampling.
 
     Nothing is computed for observations beyond what attention needs of them.
+
+    Returns:
+        Log-probabilities `[action tokens]`, and entropies `[action tokens]` in nats, without gradient.
     """
     logits: Tensor = model(**packed.inputs, logits_to_keep=packed.batch.before).logits[0]
-    return processed_logprobs(logits, sampling.temperature, sampling.top_p, sampling.top_k, keep=packed.batch.sampled)
+    sampled = packed.batch.sampled
+    everything = processed_logprobs(logits, sampling.temperature, sampling.top_p, sampling.top_k, keep=sampled)
+    return everything.gather(-1, sampled.unsqueeze(-1)).squeeze(-1), _entropies(everything)
+
+
+def _entropies(logprobs: Tensor) -> Tensor:
+    """Entropy `[rows]` of distributions `[rows, vocabulary]`."""
+    parts = torch.split(logprobs.detach(), _ENTROPY_ROWS)
+    return torch.cat([torch.special.entr(rows.exp()).sum(-1) for rows in parts])
 
 
 def export_dtype(config: ModelConfig) -> torch.dtype:

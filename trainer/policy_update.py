@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from moonmill.config import Config, DisConfig
+from moonmill.algorithm_config import DisConfig
+from moonmill.config import Config
 from moonmill.trainer.algorithms.dis import dis
 from moonmill.trainer.algorithms.ppo_clip import ppo_clip
 from moonmill.trainer.algorithms.presets import Objective
-from moonmill.trainer.metrics import TokenStats, entropies, policy_metrics
+from moonmill.trainer.metrics import TokenStats, policy_metrics
 from moonmill.trainer.models import Packed, action_logprobs
 from moonmill.trainer.optimizing import Optimizer
 
@@ -50,12 +51,10 @@ class PolicyUpdate:
         stats = []
         for packed, advantage in zip(batch, advantages, strict=True):
             micro = packed.batch
-            everything = action_logprobs(self._policy, packed, self._sampling)
-            logprobs = everything.gather(-1, micro.sampled.unsqueeze(-1)).squeeze(-1)
+            logprobs, entropy = action_logprobs(self._policy, packed, self._sampling)
             loss, kept = self._objective(logprobs, micro.behaviour, advantage)
             torch.autograd.backward(loss.sum() / count)
             fresh = micro.versions == version
-            entropy = entropies(everything)
             stats.append(TokenStats(logprobs.detach(), micro.behaviour, kept, entropy, loss.detach(), fresh))
         metrics |= policy_metrics(stats)
         metrics["lr"] = self._optimizer.lr

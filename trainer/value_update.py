@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from moonmill.config import CriticConfig, GaeConfig, LearnerConfig
+from moonmill.algorithm_config import CriticConfig, GaeConfig
+from moonmill.config import LearnerConfig
 from moonmill.trainer.advantages import critic_targets
 from moonmill.trainer.critic import Critic, explained_variance
 from moonmill.trainer.models import Packed

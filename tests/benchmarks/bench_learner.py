@@ -24,7 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from moonmill.config import AlgorithmConfig, Config, CriticConfig, EnvConfig, LearnerConfig, ModelConfig
+from moonmill.algorithm_config import AlgorithmConfig, CriticConfig
+from moonmill.config import Config, EnvConfig, LearnerConfig, ModelConfig
 from moonmill.trainer.algorithms.dis import dis
 from moonmill.trainer.attention import PACKED
 from moonmill.trainer.learner import Learner, make_deterministic
@@ -121,8 +122,7 @@ class Way:
 def packed_loss(model: PreTrainedModel, rollouts: list[Rollout], advantages: Tensor) -> Tensor:
     """As the learner does it, packing and planning included."""
     (batch,) = pack(rollouts, budget=1_000_000)
-    everything = action_logprobs(model, Packed(batch, PACKED, torch.device("cpu")), Sampling())
-    logprobs = everything.gather(-1, batch.sampled.unsqueeze(-1)).squeeze(-1)
+    logprobs, _ = action_logprobs(model, Packed(batch, PACKED, torch.device("cpu")), Sampling())
     loss, _ = dis(logprobs, batch.behaviour, advantages, low=0.3, high=5.0)
     return loss.sum() / len(advantages)
 

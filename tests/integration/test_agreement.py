@@ -14,7 +14,8 @@ from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.processes import ServerProcess
 from moonmill.agents.rendering import load_renderer
 from moonmill.agents.runner import EpisodeRunner
-from moonmill.config import AlgorithmConfig, Config, CriticConfig, EnvConfig, LoraConfig, ModelConfig
+from moonmill.algorithm_config import AlgorithmConfig, CriticConfig
+from moonmill.config import Config, EnvConfig, LoraConfig, ModelConfig
 from moonmill.envs import Taskset
 from moonmill.registry import make
 from moonmill.trainer.engine_host import engine_argv

@@ -11,20 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moonmill import plain_yaml
-from moonmill.config import (
+from moonmill.algorithm_config import (
     AlgorithmConfig,
-    AsyncConfig,
-    Config,
     CriticConfig,
     DisConfig,
-    EnvConfig,
-    EvalConfig,
     GaeConfig,
     GroupZscoreConfig,
-    LearnerConfig,
-    ModelConfig,
     PpoClipConfig,
 )
+from moonmill.config import AsyncConfig, Config, EnvConfig, EvalConfig, LearnerConfig, ModelConfig
 from moonmill.config_check import problems
 from moonmill.config_io import dump_config, load_config, make_config
 from moonmill.errors import ConfigError, RegistryError

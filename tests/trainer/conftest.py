@@ -10,17 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from moonmill.agents.engine.sampling import processed_logprobs
-from moonmill.config import (
-    AlgorithmConfig,
-    Config,
-    CriticConfig,
-    EnvConfig,
-    GaeConfig,
-    LearnerConfig,
-    LoraConfig,
-    ModelConfig,
-    TrainConfig,
-)
+from moonmill.algorithm_config import AlgorithmConfig, CriticConfig, GaeConfig
+from moonmill.config import Config, EnvConfig, LearnerConfig, LoraConfig, ModelConfig, TrainConfig
 from moonmill.trainer.learner import make_deterministic
 from moonmill.types import Action, Observation, Rollout, Sampling, Segment, Status, StopReason, Task
 

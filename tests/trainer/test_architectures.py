@@ -23,7 +23,8 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from moonmill.config import CriticConfig, ModelConfig
+from moonmill.algorithm_config import CriticConfig
+from moonmill.config import ModelConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.attention import PACKED, refuse_mixing
 from moonmill.trainer.critic import Critic
@@ -104,8 +105,12 @@ def test_packed_log_probabilities_are_those_of_each_rollout_alone(policy: PreTra
             size = len(r.actions[0].tokens)
             at = [*range(size, 2 * size), *range(3 * size, 4 * size)]
             alone.append(logits[at].log_softmax(-1))
-        together = action_logprobs(with_attention(policy, PACKED), packed(rollouts), Sampling())
-    assert float((together - torch.cat(alone)).abs().max()) < 1e-5
+        batch = packed(rollouts)
+        together, entropy = action_logprobs(with_attention(policy, PACKED), batch, Sampling())
+    everything = torch.cat(alone)
+    sampled = everything.gather(-1, batch.batch.sampled.unsqueeze(-1)).squeeze(-1)
+    assert float((together - sampled).abs().max()) < 1e-5
+    assert float((entropy - torch.special.entr(everything.exp()).sum(-1)).abs().max()) < 1e-5
 
 
 def test_the_critic_trains_the_projections_of_mlps_and_its_head_and_nothing_else(policy: PreTrainedModel, family: str):

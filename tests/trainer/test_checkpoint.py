@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from moonmill.config import AlgorithmConfig, CriticConfig, GroupZscoreConfig, LoraConfig
+from moonmill.algorithm_config import AlgorithmConfig, CriticConfig, GroupZscoreConfig
+from moonmill.config import LoraConfig
 from moonmill.errors import RunDirectoryError, RunError
 from moonmill.trainer import checkpoint
 from moonmill.trainer.learner import Learner

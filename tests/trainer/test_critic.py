@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from moonmill.config import CriticConfig
+from moonmill.algorithm_config import CriticConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.attention import PACKED
 from moonmill.trainer.critic import Critic, explained_variance

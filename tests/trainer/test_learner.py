@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from moonmill.agents.engine.models import load_model, load_version
-from moonmill.config import AlgorithmConfig, CriticConfig, GaeConfig, GroupZscoreConfig, LearnerConfig, LoraConfig
+from moonmill.algorithm_config import AlgorithmConfig, CriticConfig, GaeConfig, GroupZscoreConfig
+from moonmill.config import LearnerConfig, LoraConfig
 from moonmill.errors import ConfigError, RunError
 from moonmill.trainer.learner import Learner
 from moonmill.types import Action, Rollout, Sampling

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from moonmill.agents.processes import ServerProcess
-from moonmill.config import Config, CriticConfig, LoraConfig
+from moonmill.algorithm_config import CriticConfig
+from moonmill.config import Config, LoraConfig
 from moonmill.errors import RunError, WorkerDiedError
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.checkpoint import latest

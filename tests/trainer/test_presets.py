@@ -2,7 +2,14 @@
 
 import pytest
 
-from moonmill.config import AlgorithmConfig, CriticConfig, DisConfig, GaeConfig, GroupZscoreConfig, PpoClipConfig
+from moonmill.algorithm_config import (
+    AlgorithmConfig,
+    CriticConfig,
+    DisConfig,
+    GaeConfig,
+    GroupZscoreConfig,
+    PpoClipConfig,
+)
 from moonmill.errors import ConfigError
 from moonmill.trainer.algorithms.presets import ResolvedAlgorithm, resolve
 

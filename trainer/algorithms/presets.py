@@ -9,7 +9,14 @@
 
 from msgspec import Struct
 
-from moonmill.config import AlgorithmConfig, CriticConfig, DisConfig, GaeConfig, GroupZscoreConfig, PpoClipConfig
+from moonmill.algorithm_config import (
+    AlgorithmConfig,
+    CriticConfig,
+    DisConfig,
+    GaeConfig,
+    GroupZscoreConfig,
+    PpoClipConfig,
+)
 from moonmill.errors import ConfigError
 
 Advantage = GaeConfig | GroupZscoreConfig

@@ -1,0 +1,11 @@
+"""Numbers of a certain range, as types of configs."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
