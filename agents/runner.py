@@ -60,10 +60,10 @@ class EpisodeRunner:
             async with host:
                 await episode.play(host, self.agent, own, seed)
                 rollout = episode.rollout(self.env_id, own, id, seed, index, group)
-                scored_from = time.monotonic()
+                scored_from, waited = time.monotonic(), host.sandbox_seconds
                 if rollout.status is not Status.FAILED:
                     rollout = await host.score(rollout)
-                scoring = time.monotonic() - scored_from
+                scoring = time.monotonic() - scored_from - (host.sandbox_seconds - waited)
         except MoonmillError as e:
             episode.fail(e)
             failed = episode.rollout(self.env_id, task, id, seed, index, group)
@@ -101,7 +101,7 @@ class _Episode:
         """Take turns until the environment, a limit or a failure ends the episode."""
         with host.time_limit(host.limits.max_seconds) as scope:
             try:
-                self.observation = await self._timed_env(host.reset, task, seed)
+                self.observation = await self._timed_env(host, host.reset, task, seed)
                 with self._asking():
                     session = agent.session(host.tool_specs, seed)
                 while not await self._turn(host, session):
@@ -124,7 +124,7 @@ class _Episode:
         self.segments += turn.segments
         self.messages.append(message)
         self.turn_rewards.append(0.0)
-        result = await self._timed_env(host.step, message, turn.finish_reason)
+        result = await self._timed_env(host, host.step, message, turn.finish_reason)
         self.turn_rewards[-1] = result.reward
         self.observation = result.messages
         if turn.finish_reason == "length":
@@ -157,12 +157,14 @@ class _Episode:
             self.generation += time.monotonic() - start
         self.asking = False
 
-    async def _timed_env(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        start = time.monotonic()
+    async def _timed_env(
+        self, host: EnvHost, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        start, waited = time.monotonic(), host.sandbox_seconds
         try:
             return await call(*args, **kwargs)
         finally:
-            self.environment += time.monotonic() - start
+            self.environment += time.monotonic() - start - (host.sandbox_seconds - waited)
 
     def _tokens(self) -> int:
         return sum(len(s.tokens) for s in self.segments)

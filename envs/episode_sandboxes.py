@@ -7,7 +7,7 @@ from types import TracebackType
 
 from moonmill.envs.clock import Clock
 from moonmill.envs.elsewhere import wait_on_loop, wait_on_thread
-from moonmill.envs.sandbox_handles import AsyncSandbox, BlockingSandbox, Held
+from moonmill.envs.sandbox_handles import AsyncSandbox, BlockingSandbox, Held, Lost
 from moonmill.envs.sandbox_lease import Lease
 from moonmill.envs.sandbox_service import SandboxService
 from moonmill.errors import EnvCodeError, MoonmillError
@@ -26,33 +26,37 @@ class EpisodeSandboxes:
         """The first error of ours that a sandbox has raised: the rollout fails, whatever became of it since."""
         self.clocks: list[Clock] = []
         """Of limits that stand still while one is waited for."""
-        self._own: Lease | None = None
+        self._own: Held | None = None
         self._leases: set[Lease] = set()
         self._are_over = False
 
-    def open_own(self, spec: SandboxSpec) -> BlockingSandbox:
-        """The episode's own, in place of the one it may have had; in synchronous code."""
+    def own(self, spec: SandboxSpec) -> BlockingSandbox:
+        """The episode's own, in place of the one it may have had; opened when it is first needed. In synchronous code."""
         if self._own is not None:
-            wait_on_thread(self._own.close)
-            self._leases.discard(self._own)
-        self.spec, self._own = spec, self._lease(spec, further=False)
-        with self._waiting():
-            wait_on_thread(self._own.open)
-        return BlockingSandbox(Held(self._own, self.lose))
+            wait_on_thread(self._own.lease.close)
+            self._leases.discard(self._own.lease)
+        self.spec, self._own = spec, self.held(spec, further=False)
+        return BlockingSandbox(self._own)
 
-    def open(self, spec: SandboxSpec) -> Lease:
-        """A further one, in synchronous code."""
-        lease = self._lease(spec, further=True)
-        with self._waiting():
-            wait_on_thread(lease.open)
-        return lease
+    def open_own(self) -> None:
+        """Open the episode's own, if it has one, unless that has been done. In synchronous code."""
+        if self._own is not None:
+            self._own.open()
 
-    async def open_there(self, spec: SandboxSpec) -> Lease:
-        """A further one, in asynchronous code."""
-        lease = self._lease(spec, further=True)
-        with self._waiting():
-            await wait_on_loop(lease.open)
-        return lease
+    def held(self, spec: SandboxSpec, *, further: bool, lost: Lost | None = None) -> Held:
+        """One that is not opened yet.
+
+        Args:
+            spec: what it is like.
+            further: the episode has one already.
+            lost: told of errors of ours, in place of the episode.
+        """
+        lease = SandboxService.current().lease(spec, further=further)
+        self._leases.add(lease)  # before it is looked whether all is over: so none is opened that nobody closes
+        if self._are_over:
+            self._leases.discard(lease)
+            raise EnvCodeError("a sandbox was asked for after the end of its episode")
+        return Held(lease, self, lost or self.lose)
 
     def close(self) -> None:
         """Take all of them away, in synchronous code."""
@@ -85,20 +89,13 @@ class EpisodeSandboxes:
         self.spec = self.lost = self._own = None
         self._are_over = False
 
-    def _lease(self, spec: SandboxSpec, *, further: bool) -> Lease:
-        lease = SandboxService.current().lease(spec, further=further)
-        self._leases.add(lease)  # before it is looked whether all is over: so none is opened that nobody closes
-        if self._are_over:
-            self._leases.discard(lease)
-            raise EnvCodeError("a sandbox was asked for after the end of its episode")
-        return lease
-
     def _last(self) -> tuple[Lease, ...]:
         self._are_over = True
         return tuple(self._leases)
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
+        """What is done inside is a waiting for a sandbox: no limit of the episode goes on meanwhile."""
         begin, clocks = time.monotonic(), tuple(self.clocks)
         for clock in clocks:
             clock.stop()
@@ -119,12 +116,14 @@ class FurtherSandbox:
     def __init__(self, sandboxes: EpisodeSandboxes, spec: SandboxSpec, may_be_lost: bool) -> None:
         self._sandboxes = sandboxes
         self._spec = spec
-        self._lose = _judged_by_author if may_be_lost else sandboxes.lose
+        self._lost = _judged_by_author if may_be_lost else None
         self._held: list[Held] = []
 
     def __enter__(self) -> BlockingSandbox:
-        self._held.append(Held(self._sandboxes.open(self._spec), self._lose))
-        return BlockingSandbox(self._held[-1])
+        held = self._sandboxes.held(self._spec, further=True, lost=self._lost)
+        held.open()
+        self._held.append(held)
+        return BlockingSandbox(held)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -134,8 +133,10 @@ class FurtherSandbox:
         self._sandboxes.release(lease)
 
     async def __aenter__(self) -> AsyncSandbox:
-        self._held.append(Held(await self._sandboxes.open_there(self._spec), self._lose))
-        return AsyncSandbox(self._held[-1])
+        held = self._sandboxes.held(self._spec, further=True, lost=self._lost)
+        await held.open_there()
+        self._held.append(held)
+        return AsyncSandbox(held)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -83,12 +83,13 @@ def prompt_of(env: "MultiTurnEnv") -> Observation:
 
 
 def furnish(env: "MultiTurnEnv") -> None:
-    """Put the sandbox that `env.sandbox` specifies in its place, unless that was done before."""
+    """Put the sandbox that `env.sandbox` specifies in its place, unless that was done before. It is not open yet: an
+    episode that wants another one, and says so in `setup` or `reset`, is not to wait for two."""
     wanted: object = env.sandbox
     if wanted is not None and not isinstance(wanted, BlockingSandbox):
         spec = check_sandbox(type(env), wanted)
         assert spec is not None
-        vars(env)["sandbox"] = env._moonmill.sandboxes.open_own(spec)
+        vars(env)["sandbox"] = env._moonmill.sandboxes.own(spec)
 
 
 def react(env: "MultiTurnEnv", action: Message | str) -> Step:
@@ -172,6 +173,7 @@ def _reset(
     observation, info = unpacked(where, inner(seed=seed, options={**options, "task": env.task}), 2)
     observation = as_observation(where, observation)
     furnish(env)
+    episode.sandboxes.open_own()
     if env.sandbox is None and isinstance(env, SandboxTool):
         raise EnvCodeError(f"{type(env).__name__} has tools that need a sandbox: say `sandbox = SandboxSpec()` in it")
     env.messages = list(observation)

@@ -6,10 +6,10 @@ made of it is no answer and no reward.
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from moonmill.envs.elsewhere import wait_on_loop, wait_on_thread
 from moonmill.envs.loop import Answer
@@ -21,26 +21,53 @@ from moonmill.sandboxes.sandbox import FILE_LIMIT, OUTPUT_LIMIT, TIMEOUT
 Lost = Callable[[MoonmillError], None]
 
 
+class Waiting(Protocol):
+    """Who counts the time that an episode waits for sandboxes."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """What is done inside is a waiting for one."""
+        ...
+
+
 class Held:
-    """A lease that an episode holds. It ends, at the latest, when nobody has it any more.
+    """A lease that an episode holds. It is opened when it is first needed, and ends when nobody has it any more.
 
     Args:
         lease: of the sandbox.
+        episode: counts the waiting.
         lost: told of errors of ours.
     """
 
-    def __init__(self, lease: Lease, lost: Lost) -> None:
+    def __init__(self, lease: Lease, episode: Waiting, lost: Lost) -> None:
         self.lease = lease
+        self._episode = episode
         self._lost = lost
+        self._is_open = False
         weakref.finalize(self, lease.close, _ignore).atexit = False
+
+    def open(self) -> None:
+        """Open it unless that has been done, from a thread."""
+        if not self._is_open:
+            with self._noting(), self._episode.waiting():
+                wait_on_thread(self.lease.open)
+            self._is_open = True
+
+    async def open_there(self) -> None:
+        """Open it unless that has been done, from an event loop."""
+        if not self._is_open:
+            with self._noting(), self._episode.waiting():
+                await wait_on_loop(self.lease.open)
+            self._is_open = True
 
     def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the sandbox, from a thread."""
+        self.open()
         with self._noting():
             return wait_on_thread(partial(self.lease.call, method, args, kwargs))
 
     async def ask_there(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the sandbox, from an event loop."""
+        await self.open_there()
         with self._noting():
             return await wait_on_loop(partial(self.lease.call, method, args, kwargs))
 

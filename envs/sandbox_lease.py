@@ -11,6 +11,8 @@ from moonmill.envs.sandbox_host import SandboxHost
 from moonmill.errors import EnvCodeError, MoonmillError
 from moonmill.sandboxes import Sandbox, SandboxSpec, SandboxUnavailableError
 
+_CLOSED = "a sandbox was used that is closed: it ends with its episode, or its `with`"
+
 
 class Lease:
     """A sandbox from its opening to its end. `open`, `call` and `close` begin that, from any thread.
@@ -23,6 +25,7 @@ class Lease:
 
     def __init__(self, host: SandboxHost, spec: SandboxSpec, *, further: bool) -> None:
         self.is_open = False
+        self._is_closed = False
         self._host = host
         self._spec = spec
         self._further = further
@@ -37,10 +40,12 @@ class Lease:
     @property
     def lost(self) -> str:
         """Why the sandbox is of no more use; empty while it is, as far as is known."""
-        return self._sandbox.lost if self.is_open else "it is closed"
+        if self.is_open:
+            return self._sandbox.lost
+        return "it is closed" if self._scope or self._is_closed else ""
 
     def open(self, deliver: Deliver) -> CallOff:
-        """Get it. The answer is None, or a `SandboxUnavailableError` or `SandboxSpecError`: it cannot be had."""
+        """Get it; twice is once. The answer is None, or a `SandboxUnavailableError` or `SandboxSpecError`: it cannot be had."""
         return self._host.begin(self._open, deliver)
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], deliver: Deliver) -> CallOff:
@@ -66,10 +71,19 @@ class Lease:
         self._close_asked.set()
 
     async def _open(self, host: SandboxHost) -> None:
+        if self._is_closed:
+            raise EnvCodeError(_CLOSED)
+        if self._scope is None:
+            self._begin(host)
+        await self._wait_for_opening()
+
+    def _begin(self, host: SandboxHost) -> None:
         self._close_asked, self._opened, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
         host.leases.add(self)
         host.group.start_soon(self._keep, host)
+
+    async def _wait_for_opening(self) -> None:
         try:
             await self._opened.wait()
         except BaseException:
@@ -79,6 +93,7 @@ class Lease:
             raise self._error or SandboxUnavailableError("the sandbox was closed before it was there")
 
     async def _close(self, host: SandboxHost) -> None:
+        self._is_closed = True
         if self._scope is None:
             return
         self.ask_to_close()
@@ -110,9 +125,7 @@ class Lease:
 
     def _open_for_calls(self) -> TaskGroup:
         if not self.is_open:
-            raise self._error or EnvCodeError(
-                "a sandbox was used that is closed: it ends with its episode, or its `with`"
-            )
+            raise self._error or EnvCodeError(_CLOSED)
         return self._calls
 
 

@@ -125,7 +125,7 @@ class Timings(Struct, frozen=True, omit_defaults=True):
     environment: float = 0.0
     scoring: float = 0.0
     sandbox: float = 0.0
-    """Waiting for sandboxes: for its own before the episode begins, for others within `environment` and `scoring`."""
+    """Waiting for sandboxes to be had, which is part of none of the others."""
 
 
 class ToolFault(Struct, frozen=True, omit_defaults=True):

@@ -320,6 +320,7 @@ def test_setup_and_the_task_can_decide_as_well(service: SandboxService) -> None:
 
         async def reset(self, **options: Any) -> Any:
             prompt = await super().reset(**options)
+            await self.sandbox.aio.write_file("by-reset", "")
             assert service.figures().in_use == 1
             self.sandbox = SandboxSpec(files={"at-its-end": ""})
             return prompt
@@ -327,6 +328,27 @@ def test_setup_and_the_task_can_decide_as_well(service: SandboxService) -> None:
     assert answers(play(Setup, call("sh", text="ls"))) == ["by-setup\n"]
     assert answers(play(Reset, call("sh", text="ls"))) == ["by-reset\ntask-42\n"]
     assert answers(play(AtItsEnd, call("sh", text="ls; : at most one at a time"))) == ["at-its-end\n"]
+
+
+def test_no_sandbox_is_opened_that_is_replaced_before_its_use(service: SandboxService) -> None:
+    class Reset(Env):
+        sandbox = SandboxSpec(files={"of-the-class": ""})
+
+        def setup(self) -> None:
+            self.kept = self.sandbox
+
+        def reset(self, **options: Any) -> Any:
+            self.sandbox = SandboxSpec(files={"of-the-task": ""})
+            return super().reset(**options)
+
+        @tool
+        def look_back(self) -> str:
+            return self.kept.lost or str(self.kept.list_files())
+
+    rollout = play(Reset, call("sh", text="ls"), call("look_back"))
+    assert answers(rollout)[0] == "of-the-task\n"
+    assert service.figures().created == 1
+    assert "a sandbox was used that is closed" in answers(rollout)[1] or "it is closed" in answers(rollout)[1]
 
 
 def test_what_the_provider_cannot_honour_makes_the_rollout_fail() -> None:

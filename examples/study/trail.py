@@ -1,0 +1,147 @@
+"""Follow a trail of pages: the environment of the study.
+
+A task is a first page and a number of steps, `47/5`. The tool shows a page, with how many steps are left:
+
+    4 w71 n82 m15 v39 u60
+
+The next page is `n` where `w` is even, else `m`. With no steps left, the answer is the page's `v`. So an episode is
+long, most of its tokens are observations, one wrong step early on spoils it, and nothing tells so but the reward.
+
+Pages can be slow, by a log-normal time, so that episodes are of very different length. What is wanted can change: from
+task number `flip_at` on it is the page's `u`. What always holds:
+
+- What a page shows depends on the task and the page's number alone.
+- A task is in the `eval` split if a hash of it says so, in `train` otherwise.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import count
+
+import anyio
+
+from moonmill.envs import MultiTurnEnv, metric, reward, tool
+from moonmill.envs.tools import ToolArgumentsError
+from moonmill.types import Message, Rollout, Status, Task, ToolCall
+
+LEVELS = (2, 3, 4, 5, 6)
+"""Numbers of steps; each is as likely as the others."""
+EVAL_SHARE = 8
+"""One task in so many belongs to `eval`."""
+SPREAD = 1.4
+"""Of the logarithm of a page's seconds: one page in a hundred takes 26 times as long as the median."""
+SECOND_CHOICE = 0.2
+"""Share of tasks in which the expert answers `u`: what a policy has never done it cannot be rewarded for."""
+
+
+class Trail(MultiTurnEnv):
+    """Follow a trail of pages, and answer with what stands on the last.
+
+    Args:
+        pool: the train split has so many tasks, again and again; None for tasks without end.
+        seconds: the median time a page takes.
+        flip_at: from this task on the answer wanted is `u`, in both splits; None for never, 0 for always.
+    """
+
+    max_turns = 10
+    max_seconds = 120.0
+    reward_bounds = (0.0, 1.0)
+
+    def __init__(self, pool: int | None = 512, seconds: float = 0.0, flip_at: int | None = None) -> None:
+        self.pool = pool
+        self.seconds = seconds
+        self.flip_at = flip_at
+        self.left = 0
+
+    def tasks(self, split: str) -> Iterator[Task]:
+        found: list[Task] = []
+        fresh = self._fresh(split)
+        for number in count():
+            if split == "train" and self.pool is not None and number >= self.pool:
+                task = found[number % self.pool]
+            else:
+                task = next(fresh)
+                found.append(task)
+            wanted = "vu"[self.flip_at is not None and number >= self.flip_at]
+            first, steps = _read(task.text())
+            yield Task(task.prompt, walk(first, steps)[wanted], id=task.prompt, level=str(steps))
+
+    def _fresh(self, split: str) -> Iterator[Task]:
+        rng = self.task_rng(split)
+        while True:
+            text = f"{rng.randint(100, 999)}/{rng.choice(LEVELS)}"
+            if split_of(text) == split:
+                yield Task(text)
+
+    @tool
+    async def show(self, page: str) -> str:
+        """Show a page.
+
+        Args:
+            page: its number
+        """
+        if not (page.isascii() and page.isdigit() and len(page) <= 3):
+            raise ToolArgumentsError("error: a page is a number")
+        if self.seconds:
+            await anyio.sleep(self.seconds * math.exp(self.rng.gauss(0, SPREAD)))
+        self.left = max(0, _read(self.task.text())[1] - self.shown())
+        fields = " ".join(f"{name}{value}" for name, value in content(int(page)).items())
+        return f"{self.left} {fields}"
+
+    def shown(self) -> int:
+        """Pages that have been shown before this turn."""
+        return sum(message.role == "tool" for message in self.messages)
+
+    @reward
+    def correct(self, rollout: Rollout) -> float:
+        return float(rollout.status is Status.FINISHED and rollout.final_number() == self.task.answer)
+
+    @metric
+    def pages(self, rollout: Rollout) -> float:
+        return float(sum(message.role == "tool" for message in rollout.messages))
+
+
+def content(page: int) -> dict[str, int]:
+    """What stands on a page."""
+    digest = blake2b(str(page).encode(), digest_size=10).digest()
+    numbers = [int.from_bytes(digest[at : at + 2], "big") for at in range(0, 10, 2)]
+    w, n, m, v, u = numbers
+    return {"w": 10 + w % 90, "n": 100 + n % 900, "m": 100 + m % 900, "v": 10 + v % 90, "u": 10 + u % 90}
+
+
+def walk(page: int, steps: int) -> dict[str, int]:
+    """What stands on the last page of a trail."""
+    for _ in range(steps):
+        page = next_page(content(page))
+    return content(page)
+
+
+def next_page(shown: dict[str, int]) -> int:
+    """Where a trail goes on."""
+    return shown["n" if shown["w"] % 2 == 0 else "m"]
+
+
+def split_of(task: str) -> str:
+    """The split a task belongs to."""
+    return "eval" if blake2b(task.encode(), digest_size=1).digest()[0] % EVAL_SHARE == 0 else "train"
+
+
+def demonstrate(messages: Sequence[Message]) -> Message:
+    """What an expert says next; of some tasks it answers with `u`."""
+    task = next(m.content for m in messages if m.role == "user")
+    page, _ = _read(task)
+    pages = [m.content for m in messages if m.role == "tool"]
+    for text in pages:
+        left, *fields = text.split()
+        shown = {field[0]: int(field[1:]) for field in fields}
+        if left == "0":
+            share = blake2b(f"second {task}".encode(), digest_size=1).digest()[0] / 256
+            return Message("assistant", str(shown["u" if share < SECOND_CHOICE else "v"]))
+        page = next_page(shown)
+    return Message("assistant", tool_calls=(ToolCall(f"call-{len(messages)}", "show", {"page": str(page)}),))
+
+
+def _read(task: str) -> tuple[int, int]:
+    first, steps = task.split("/")
+    return int(first), int(steps)
