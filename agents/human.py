@@ -2,7 +2,8 @@
 
 A line that begins with `/` calls a tool, anything else is the answer:
 
-    /calculate 12*34                 the single argument of a tool with one
+    /calculate 12 * 34               the argument of a tool that needs but one: all of the text
+    /bash "ls -l" timeout=5          what it may be given besides stands behind it, by name
     /convert 3.5 mi                  several arguments in their order, each read as JSON, else as text
     /convert value=3.5 to=mi         or by name
     /convert {"value": 3.5}          or all as one JSON object, taken as it stands
@@ -10,6 +11,7 @@ A line that begins with `/` calls a tool, anything else is the answer:
 """
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,8 +24,8 @@ from moonmill.types import Message, ToolCall
 
 HINT = "type your answer, or call a tool with /NAME; /help says how, /quit leaves"
 _HELP = """A line that does not begin with / is your answer. One that does calls a tool, with its values in their order,
-by name, or as JSON; a value with spaces stands in quotes:
-  /NAME value value        /NAME name=value name=value        /NAME {"name": value}
+by name, or as JSON; a value with spaces stands in quotes. Where a tool needs but one, that is all that follows:
+  /NAME value value        /NAME name=value name=value        /NAME {"name": value}        /NAME all that follows
 /tools lists the tools, /help shows this, /quit leaves the episode: none of these costs a turn."""
 
 
@@ -95,8 +97,10 @@ def describe(tool: ToolSpec) -> Iterator[str]:
 
 
 def usage(tool: ToolSpec) -> str:
-    """A call with its parameters left open: `/convert value=… to=…`."""
-    return " ".join((f"/{tool.name}", *(f"{name}=…" for name in tool.parameters.get("properties", {}))))
+    """A call with its parameters left open: `/convert value=… to=…`; `[timeout=…]` need not be given."""
+    needed = tool.parameters.get("required", ())
+    names = (f"{name}=…" if name in needed else f"[{name}=…]" for name in tool.parameters.get("properties", {}))
+    return " ".join((f"/{tool.name}", *names))
 
 
 def parameter_lines(tool: ToolSpec) -> Iterator[str]:
@@ -128,12 +132,12 @@ def parse_arguments(text: str, tool: ToolSpec) -> dict[str, Any]:
 
 
 def _typed(text: str, tool: ToolSpec, properties: Mapping[str, Any]) -> dict[str, Any]:
-    """By name, or in their order, or both; all of the text where there is but one parameter."""
-    words = _words(text, tool, strict=len(properties) != 1)
+    """By name, or in their order, or both; all of the text where but one is needed."""
+    single = _single(tool, properties)
+    words = _words(text, tool, strict=single is None)
     named = [word.partition("=")[0] in properties and "=" in word for word in words]
-    if len(properties) == 1 and text and not all(named):
-        [(name, schema)] = properties.items()
-        return {name: _value(text, schema)}
+    if single is not None and text and not all(named):
+        return _of_single(text, single, properties)
     in_order = named.index(True) if True in named else len(words)
     if not all(named[in_order:]):
         raise UnclearError(f"a value without a name stands behind one with a name; type {usage(tool)}")
@@ -150,6 +154,24 @@ def _typed(text: str, tool: ToolSpec, properties: Mapping[str, Any]) -> dict[str
     return {name: _value(value, properties[name]) for name, value in pairs}
 
 
+def _single(tool: ToolSpec, properties: Mapping[str, Any]) -> str | None:
+    """The one parameter that a tool needs, where all of a text can be it; None where there is none such."""
+    needed = [name for name in tool.parameters.get("required", ()) if _may_be_text(properties.get(name, {}))]
+    needed = [*properties] if len(properties) == 1 else needed
+    return needed[0] if len(needed) == 1 >= len(tool.parameters.get("required", ())) else None
+
+
+def _of_single(text: str, single: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+    """All of the text is one value, but for what stands at its end by another name."""
+    others = "|".join(re.escape(name) for name in properties if name != single)
+    behind = re.search(rf"(?:\s(?:{others})=\S+)+$", text) if others else None
+    value = (text[: behind.start()] if behind else text).strip()
+    if quoted := re.fullmatch(r"""(["'])(.*)\1""", value, re.DOTALL):
+        value = quoted[2] if quoted[1] not in quoted[2] else value
+    pairs = [word.partition("=") for word in behind[0].split()] if behind else []
+    return {single: _value(value, properties[single])} | {n: _value(v, properties[n]) for n, _, v in pairs}
+
+
 def _words(text: str, tool: ToolSpec, strict: bool) -> list[str]:
     try:
         return shlex.split(text)
@@ -161,10 +183,12 @@ def _words(text: str, tool: ToolSpec, strict: bool) -> list[str]:
 
 def _value(text: str, schema: Mapping[str, Any]) -> Any:
     """`text` as the schema wants it: where it may be a string it stays as typed, all else is read as JSON."""
+    return text if _may_be_text(schema, text) else _json_or_text(text)
+
+
+def _may_be_text(schema: Mapping[str, Any], text: str = "") -> bool:
     options = [schema, *schema.get("anyOf", ())]
-    if any(o.get("type") == "string" or text in o.get("enum", ()) for o in options):
-        return text
-    return _json_or_text(text)
+    return any(o.get("type") == "string" or text in o.get("enum", ()) for o in options)
 
 
 def _json_or_text(text: str) -> Any:

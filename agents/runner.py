@@ -157,9 +157,7 @@ class _Episode:
             self.generation += time.monotonic() - start
         self.asking = False
 
-    async def _timed_env(
-        self, host: EnvHost, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def _timed_env(self, host: EnvHost, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         start, waited = time.monotonic(), host.sandbox_seconds
         try:
             return await call(*args, **kwargs)

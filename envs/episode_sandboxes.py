@@ -31,7 +31,7 @@ class EpisodeSandboxes:
         self._are_over = False
 
     def own(self, spec: SandboxSpec) -> BlockingSandbox:
-        """The episode's own, in place of the one it may have had; opened when it is first needed. In synchronous code."""
+        """The episode's own, in place of the one it may have had; opened when it is first needed."""
         if self._own is not None:
             wait_on_thread(self._own.lease.close)
             self._leases.discard(self._own.lease)

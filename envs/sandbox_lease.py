@@ -45,7 +45,7 @@ class Lease:
         return "it is closed" if self._scope or self._is_closed else ""
 
     def open(self, deliver: Deliver) -> CallOff:
-        """Get it; twice is once. The answer is None, or a `SandboxUnavailableError` or `SandboxSpecError`: it cannot be had."""
+        """Get it; twice is once. The answer is None, or a `SandboxUnavailableError` or `SandboxSpecError`: why not."""
         return self._host.begin(self._open, deliver)
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], deliver: Deliver) -> CallOff:

@@ -10,16 +10,18 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from moonmill import plain_yaml
-from moonmill.config import Config
+from moonmill.config import Config, EnvConfig
 from moonmill.config_check import describe_all, problems
 from moonmill.errors import ConfigError
 
 KeyPath = tuple[str, ...]
+_S = TypeVar("_S", bound=Struct)
 _LARGEST_FILE = 1 << 20
 """Bytes. A config has some thousand."""
 _SHOWN = 100
@@ -73,15 +75,41 @@ def make_config(
         ConfigError: the data is not a valid config.
     """
     data, overridden = _override(data, overrides)
-    found = problems(Config, data)
+    config = _converted(Config, data, source, lines or {}, overridden)
+    return _resolve_paths(config, folder.absolute(), overridden)
+
+
+def make_env_config(id: str, overrides: Sequence[str]) -> EnvConfig:
+    """The section `env` alone, for what needs no other.
+
+    Args:
+        id: the environment's.
+        overrides: as for `load_config`; of `env.args` alone.
+
+    Raises:
+        ConfigError: they are not, or are no arguments at all.
+    """
+    data, overridden = _override({"env": {"id": id}}, overrides)
+    if other := next((path for path in overridden if path[:2] != ("env", "args")), None):
+        raise ConfigError(f"--set {'.'.join(other)}: of no use here, where it is env.args alone: env.args.NAME=VALUE")
+    return _converted(_Env, data, "--set", {}, overridden).env
+
+
+class _Env(Struct, frozen=True, forbid_unknown_fields=True):
+    env: EnvConfig
+
+
+def _converted(
+    struct: type[_S], data: Mapping[str, Any], source: str, lines: Mapping[KeyPath, int], overridden: Sequence[KeyPath]
+) -> _S:
+    found = problems(struct, data)
     if found:
-        said = describe_all(found, lines or {}, overridden)
+        said = describe_all(found, lines, overridden)
         raise ConfigError(f"{source}: {said[0]}" if len(said) == 1 else "\n  ".join((f"{source}:", *said)))
     try:
-        config = msgspec.convert(data, Config)
+        return msgspec.convert(data, struct)
     except msgspec.ValidationError as e:
         raise ConfigError(f"{source}: {e}") from e
-    return _resolve_paths(config, folder.absolute(), overridden)
 
 
 def dump_config(config: Config) -> str:

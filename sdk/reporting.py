@@ -52,6 +52,16 @@ class LevelResult(Struct, frozen=True):
     success: float
 
 
+class Failure(Struct, frozen=True):
+    """Rollouts that could not be scored, for one reason."""
+
+    reason: str
+    """The rollouts' stop reason, or `unscored`."""
+    count: int
+    example: str
+    """The error of the last one."""
+
+
 class EvalResult(Struct, frozen=True):
     """One evaluation at one temperature. Failed and unscored rollouts are counted in `failed`, not in the figures."""
 
@@ -77,6 +87,8 @@ class EvalResult(Struct, frozen=True):
     metrics: dict[str, float] = {}
     """Mean of each `@metric` over the rollouts that have it."""
     failed: int = 0
+    failures: tuple[Failure, ...] = ()
+    """Why those failed, the most frequent reason first."""
     tool_faults: tuple[ToolFault, ...] = ()
     """Exceptions and wrong calls in tools, summed by tool and kind."""
 

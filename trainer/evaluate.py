@@ -26,7 +26,7 @@ from moonmill.config import Config
 from moonmill.envs import SandboxService, TaskFeed
 from moonmill.errors import RunError
 from moonmill.registry import make
-from moonmill.reporting import EvalResult, LevelResult, Reporter
+from moonmill.reporting import EvalResult, Failure, LevelResult, Reporter
 from moonmill.seeding import derive_seed
 from moonmill.signals import run_until_stopped
 from moonmill.trainer.checkpoint import version_of
@@ -145,8 +145,18 @@ def result_of(
         truncated=fmean([r.status is Status.TRUNCATED for r in scored]),
         metrics=means(r.metrics for r in scored),
         failed=len(rollouts) - len(scored),
+        failures=_failures(rollouts),
         tool_faults=sum_faults(fault for r in rollouts for fault in r.tool_faults),
     )
+
+
+def _failures(rollouts: Sequence[Rollout]) -> tuple[Failure, ...]:
+    by_reason: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.status is Status.FAILED or rollout.reward is None:
+            by_reason[rollout.stop_reason if rollout.status is Status.FAILED else "unscored"].append(rollout)
+    found = (Failure(str(reason), len(those), those[-1].error or "") for reason, those in by_reason.items())
+    return tuple(sorted(found, key=lambda failure: -failure.count))
 
 
 def wilson(successes: int, samples: int) -> tuple[float, float]:

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moonmill.cli.options import json_option
+from moonmill.cli.options import args_option, json_option
 from moonmill.cli.play import play
 from moonmill.cli.results import Command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from moonmill.envs import MultiTurnEnv
     from moonmill.sandboxes import SandboxSpec
@@ -61,8 +61,9 @@ def _print_list(ids: "Iterable[str]", as_json: bool) -> None:
 @envs.command("show", cls=Command)
 @click.argument("env_id", metavar="ID")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which tasks to show.")
+@args_option
 @json_option
-def show(env_id: str, seed: int, as_json: bool) -> None:
+def show(env_id: str, seed: int, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show an environment's tools, limits and first tasks.
 
     ID is a registered id, path/to/file.py:Class or package.module:Class. A file without a class lists its environments.
@@ -70,13 +71,14 @@ def show(env_id: str, seed: int, as_json: bool) -> None:
     from moonmill.agents.human import parameter_lines
     from moonmill.cli.output import console, print_json
     from moonmill.cli.transcripts import print_message
+    from moonmill.config_io import make_env_config
     from moonmill.registry import envs_in
     from moonmill.types import Message
 
     if env_id.endswith(".py"):
         _print_list(envs_in(env_id), as_json)
         return
-    facts = describe(env_id, seed)
+    facts = describe(env_id, seed, make_env_config(env_id, overrides).args)
     if as_json:
         print_json(facts)
         return
@@ -120,18 +122,26 @@ def _said(sandbox: "SandboxSpec") -> str:
     return ", ".join(f"{name} {value}" for name, value in (special | limits).items())
 
 
-def describe(env_id: str, seed: int) -> dict[str, Any]:
+def describe(env_id: str, seed: int, args: "Mapping[str, Any] | None" = None) -> dict[str, Any]:
     """What `moonmill envs show` shows, as plain data but for the prompts' messages."""
     from functools import partial
 
     from moonmill.envs import Taskset
     from moonmill.envs.limits import check_sandbox
     from moonmill.envs.marks import collect_marks
+    from moonmill.errors import ConfigError
     from moonmill.registry import make
 
-    factory = partial(make, env_id)
+    factory = partial(make, env_id, **(args or {}))
     env = factory()
-    tasks = [Taskset(factory, split, seed).task(0) for split in _SPLITS]
+    tasks, missing = [], None
+    for split in _SPLITS:
+        try:
+            tasks.append(Taskset(factory, split, seed).task(0))
+        except ConfigError as e:  # some have one of them alone
+            missing = e
+    if missing is not None and not tasks:
+        raise missing
     return {
         "id": env_id,
         "description": _description(env),

@@ -19,6 +19,17 @@ def set_option(function: F) -> F:
     )(function)
 
 
+def args_option(function: F) -> F:
+    """`--set env.args.NAME=VALUE`, any number of times, as the argument `overrides`."""
+    return click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="env.args.NAME=VALUE",
+        help="An argument of the environment, such as env.args.levels=[1,2]. The value is YAML. May be repeated.",
+    )(function)
+
+
 def json_option(function: F) -> F:
     """`--json` as the argument `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout, for programs.")(function)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from moonmill.cli.options import json_option
+from moonmill.cli.options import args_option, json_option
 from moonmill.cli.results import Command
 from moonmill.errors import MoonmillError
 from moonmill.types import StopReason
@@ -49,8 +49,11 @@ _WHY = {
     metavar="PROVIDER",
     help="What gives the episode's sandbox: local, docker, unsafe-subprocess, or module:factory.",
 )
+@args_option
 @json_option
-def play(env_id: str, split: str, index: int, seed: int, provider: str, as_json: bool) -> None:
+def play(
+    env_id: str, split: str, index: int, seed: int, provider: str, overrides: tuple[str, ...], as_json: bool
+) -> None:
     """Play one episode: you are the model.
 
     A line that begins with / calls a tool, as in /calculate 2*3, /convert 3.5 mi or /convert value=3.5 to=mi; any other
@@ -61,6 +64,7 @@ def play(env_id: str, split: str, index: int, seed: int, provider: str, as_json:
     from moonmill.cli.output import console, print_json
     from moonmill.cli.transcripts import outcome, print_message
     from moonmill.config import SandboxConfig
+    from moonmill.config_io import make_env_config
     from moonmill.envs import SandboxService, Taskset
     from moonmill.registry import make
     from moonmill.sandboxes.providers import check_name
@@ -69,7 +73,7 @@ def play(env_id: str, split: str, index: int, seed: int, provider: str, as_json:
     from moonmill.types import Message
 
     check_name(provider)
-    factory = partial(make, env_id)
+    factory = partial(make, env_id, **make_env_config(env_id, overrides).args)
     out = console(sys.stderr if as_json else None)
     task = Taskset(factory, split, seed).task(index)
     lines = Lines("> " if out.is_terminal else "")

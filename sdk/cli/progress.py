@@ -133,7 +133,8 @@ def eval_text(result: EvalResult) -> str:
         f"({share(result.low)} to {share(result.high)}) of {result.samples}, turns {number(result.turns, 1)}, "
         f"tool errors {share(result.tool_error_share)}, truncated {share(result.truncated)}"
     )
-    return f"{text}, failed {result.failed}" if result.failed else text
+    reasons = ", ".join(f"{failure.count} {failure.reason}" for failure in result.failures)
+    return f"{text}, failed {result.failed} ({reasons})" if result.failed else text
 
 
 def sparkline(values: "deque[float] | list[float]") -> str:

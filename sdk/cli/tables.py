@@ -6,7 +6,7 @@ from rich.console import Console
 
 from moonmill.cli.figures import NONE, number, seconds, share
 from moonmill.cli.output import table
-from moonmill.reporting import EvalResult, Summary
+from moonmill.reporting import EvalResult, Failure, Summary
 from moonmill.types import ToolFault
 
 _FAULTS_SHOWN = 8
@@ -50,6 +50,17 @@ def print_evals(out: Console, evals: Sequence[EvalResult]) -> None:
             str(r.failed),
         )
     out.print(grid)
+    _print_failures(out, [(r, failure) for r in evals for failure in r.failures])
+
+
+def _print_failures(out: Console, failures: Sequence[tuple[EvalResult, Failure]]) -> None:
+    if failures:
+        out.print()
+        grid = table(out, "evaluation", "T", "failed", "count", "for example")
+        for r, failure in failures:
+            row = (r.label, f"{r.temperature:g}", failure.reason, str(failure.count), _shorten(failure.example))
+            grid.add_row(*row)
+        out.print(grid)
 
 
 def print_faults(out: Console, faults: Iterable[ToolFault]) -> None:

@@ -16,8 +16,8 @@ NUMBER = {"type": "number"}
 TEXT = {"type": "string"}
 CONVERT = {"value": NUMBER, "to": {"enum": ["mi", "km"]}}
 TOOLS = (
-    ToolSpec("calculate", "Calculate.", {"type": "object", "properties": {"expression": TEXT}}),
-    ToolSpec("convert", "Convert.", {"type": "object", "properties": CONVERT}),
+    ToolSpec("calculate", "Calculate.", {"properties": {"expression": TEXT}, "required": ["expression"]}),
+    ToolSpec("convert", "Convert.", {"properties": CONVERT, "required": ["value", "to"]}),
 )
 
 
@@ -90,12 +90,30 @@ def test_an_unknown_tool_is_called_all_the_same_so_that_the_environment_answers(
         ("1", {"pick": {"enum": [1, 2]}}, {"pick": 1}),
         ("x=3", {"expression": TEXT}, {"expression": "x=3"}),
         ("a == b", {"expression": TEXT}, {"expression": "a == b"}),
+        ('"2 * 3"', {"expression": TEXT}, {"expression": "2 * 3"}),
+        ('"a" + "b"', {"expression": TEXT}, {"expression": '"a" + "b"'}),
     ],
 )
 def test_arguments_are_read_as_the_schema_wants_them(
     text: str, properties: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     assert parse_arguments(text, ToolSpec("go", "", {"properties": properties})) == arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("ls -l shop", {"command": "ls -l shop"}),
+        ("grep -n 'def f' a.py timeout=5", {"command": "grep -n 'def f' a.py", "timeout": 5}),
+        ("command='ls -l' timeout=5", {"command": "ls -l", "timeout": 5}),
+        ('"ls -l"', {"command": "ls -l"}),
+        ("x=3 env", {"command": "x=3 env"}),
+        ("echo it's", {"command": "echo it's"}),
+    ],
+)
+def test_all_of_the_text_is_the_one_argument_that_is_needed(text: str, arguments: dict[str, Any]) -> None:
+    tool = ToolSpec("bash", "", {"properties": {"command": TEXT, "timeout": NUMBER}, "required": ["command"]})
+    assert parse_arguments(text, tool) == arguments
 
 
 @pytest.mark.parametrize(
@@ -143,10 +161,10 @@ def test_help_costs_no_turn_and_names_the_ways_to_call() -> None:
 def test_tools_are_listed_with_their_parameters() -> None:
     assert told("/tools").splitlines() == [
         "/calculate expression=…: Calculate.",
-        "  expression (optional): string",
+        "  expression: string",
         "/convert value=… to=…: Convert.",
-        "  value (optional): number",
-        '  to (optional): {"enum": ["mi", "km"]}',
+        "  value: number",
+        '  to: {"enum": ["mi", "km"]}',
     ]
 
 

@@ -320,6 +320,33 @@ def test_an_environment_is_shown():
     assert "\x1b" not in text
 
 
+def test_environments_are_shown_and_played_with_arguments() -> None:
+    facts = json.loads(run("envs", "show", "calculator-v0", "--set", "env.args.levels=[3]", "--json").stdout)
+    assert {task["level"] for task in facts["tasks"]} == {"3"}
+    played = moonmill_process("envs", "play", "calculator-v0", "--set", "env.args.levels=[4]", "--json", input="7\n")
+    assert json.loads(played.stdout)["task"]["level"] == "4"
+
+
+def test_an_environment_without_a_training_split_is_shown() -> None:
+    facts = json.loads(run("envs", "show", "python-code-v0", "--set", "env.args.dataset=humaneval", "--json").stdout)
+    assert [task["id"] for task in facts["tasks"]] == ["HumanEval/0"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("levels=[3]", "--set levels: of no use here"),
+        ("env.id=other-v0", "--set env.id: of no use here"),
+        ("env.args.level=3", "unexpected keyword argument 'level'"),
+        ("env.args=3", "--set: env.args (from --set)"),
+    ],
+)
+def test_what_is_no_argument_is_refused(override: str, said: str) -> None:
+    for command in ("show", "play"):
+        result = run("envs", command, "calculator-v0", "--set", override)
+        assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+
+
 def test_an_unknown_environment_names_its_neighbour():
     result = run("envs", "show", "calcluator-v0")
     assert result.exit_code == 2

@@ -15,7 +15,7 @@ from moonmill.cli.output import console, print_json
 from moonmill.cli.progress import LiveReporter, PlainReporter, eval_text, reporting, sparkline, step_text
 from moonmill.cli.tables import changes, print_summary
 from moonmill.cli.transcripts import print_rollout
-from moonmill.reporting import EvalResult, LevelResult, StalenessSummary, StepLine, Summary
+from moonmill.reporting import EvalResult, Failure, LevelResult, StalenessSummary, StepLine, Summary
 from moonmill.types import Action, Message, Observation, Rollout, Status, StopReason, Task, ToolCall, ToolFault
 
 
@@ -35,6 +35,7 @@ def evaluation(label: str, success: float, temperature: float = 1.0, version: in
         truncated=0.05,
         metrics={"calls": 1.5},
         failed=1,
+        failures=(Failure("prompt_too_long", 1, "the prompt has 530 tokens"),),
     )
 
 
@@ -183,7 +184,7 @@ def test_a_step_that_trained_the_critic_alone_says_so():
 def test_an_evaluation_is_one_line():
     assert eval_text(evaluation("step 20", 0.5, 0.7)) == (
         "step 20 at T = 0.7: success 50.0% (46.0% to 54.0%) of 600, turns 3.2, tool errors 2.0%, truncated 5.0%, "
-        "failed 1"
+        "failed 1 (1 prompt_too_long)"
     )
 
 
