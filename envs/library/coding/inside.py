@@ -1,7 +1,7 @@
 """What is run in a grading sandbox, by its own python3; nothing but the standard library of Python 3.8 is needed.
 
 One of three programs, named on the command line. Each takes a JSON request on stdin, and first of all says what answers
-it can see.
+it can see, and waits until that has been read: a submission could take it back from the pipe.
 
 - `outputs` calls a submission and says what came out. It shares its process with the submission, which may do to it
   whatever it likes: all it can gain is to say what it says anyway. It knows no answers.
@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # The typing module is not imported: it would take longer tha
 LARGEST_JSON_INT = 2**53
 LONGEST_ITERATOR = 100_000
 LONGEST_ERROR = 300
+READ_SECONDS = 20.0
+"""A supervisor reads at once; on a busy host it may take its time."""
 
 
 class NotPlainError(Exception):
@@ -207,6 +209,18 @@ def _exposed(hidden: dict[str, list[str]]) -> list[str]:
     return found + [name for name in hidden["modules"] if any(f.find_spec(name, None) for f in sys.meta_path)]
 
 
+def _wait_until_read(pipe: int) -> None:
+    import fcntl
+    import termios
+    import time
+
+    give_up = time.monotonic() + READ_SECONDS
+    while int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder):
+        if time.monotonic() > give_up:
+            raise TimeoutError("nobody reads what this says")
+        time.sleep(0.0005)
+
+
 def _limit_computing(seconds: int) -> None:
     import resource
 
@@ -246,6 +260,7 @@ def main() -> None:
 
     _limit_computing(request["seconds"])
     say(json.dumps(_exposed(request.pop("hidden"))))
+    _wait_until_read(reply.fileno())
     {"outputs": outputs, "calls": calls, "verdict": verdict}[sys.argv[1]](request, say)
     os._exit(0)  # Whatever a submission has left behind, threads and exit handlers, ends here.
 

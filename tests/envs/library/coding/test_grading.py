@@ -412,6 +412,23 @@ def test_one_call_that_loops_leaves_the_others_their_chance(grader: Grader) -> N
     assert grade == Grade(9, 10, "it raised TimeoutError: it took longer than 0.3 s of processor time")
 
 
+STEAL = """
+import os, signal
+for fd in range(3, 20):
+    try:
+        theirs = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK)
+        os.write(fd, (os.read(theirs, 100) and b'["/usr/share/answers"]\\n'))
+    except OSError:
+        pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_the_grader_says_of_the_sandbox_cannot_be_taken_back(grader: Grader) -> None:
+    for _ in range(10):
+        assert grader.grade(DOUBLE, STEAL).passed == 0
+
+
 FLOOD = """
 import sys
 def solve(n):
