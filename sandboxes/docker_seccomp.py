@@ -25,11 +25,11 @@ def profile() -> str:
         *(_refuse(["clone"], argument=(0, "SCMP_CMP_MASKED_EQ", flag, flag)) for flag in _NAMESPACE_FLAGS),
         *(_refuse(["ioctl"], argument=(1, "SCMP_CMP_EQ", request)) for request in seccomp.TERMINAL_REQUESTS),
         *(
-            _refuse(["socket"], errno.EAFNOSUPPORT, (0, "SCMP_CMP_EQ", family))
+            _refuse(["socket", "socketpair"], errno.EAFNOSUPPORT, (0, "SCMP_CMP_EQ", family))
             for family in range(max(families))
             if family not in families
         ),
-        _refuse(["socket"], errno.EAFNOSUPPORT, (0, "SCMP_CMP_GT", max(families))),
+        _refuse(["socket", "socketpair"], errno.EAFNOSUPPORT, (0, "SCMP_CMP_GT", max(families))),
     ]
     return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules})
 

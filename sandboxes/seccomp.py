@@ -1,8 +1,9 @@
 """The system calls that a sandbox has no use for, as a filter for `bwrap --seccomp`.
 
 Namespaces and an unprivileged user bound what a call can reach; this makes the kernel smaller for who tries. Refused
-are calls that reach around the namespaces (vsock, keyrings, io_uring, bpf), that see into other processes, that make
-new namespaces, and that are the system administrator's. All else passes: this is no list of what programs may need.
+are calls that reach around the namespaces (vsock, keyrings, io_uring, bpf), that use up what the whole machine has few
+of (aio), that see into other processes, that make new namespaces, and that are the system administrator's. All else
+passes: this is no list of what programs may need.
 
 A filter is a program for the kernel's classic BPF machine over (number, architecture, arguments); see the kernel's
 Documentation/userspace-api/seccomp_filter.rst.
@@ -31,6 +32,7 @@ REFUSED = {
         "adjtimex": 159, "sethostname": 170, "setdomainname": 171, "lookup_dcookie": 212, "vhangup": 153,
         "fanotify_init": 300, "fanotify_mark": 301, "move_pages": 279, "migrate_pages": 256, "memfd_secret": 447,
         "setns": 308, "unshare": 272, "iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134,
+        "io_setup": 206, "open_tree_attr": 467,
     },
     "aarch64": {
         "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "process_madvise": 440,
@@ -43,12 +45,12 @@ REFUSED = {
         "quotactl": 60, "quotactl_fd": 443, "settimeofday": 170, "clock_settime": 112, "clock_adjtime": 266,
         "adjtimex": 171, "sethostname": 161, "setdomainname": 162, "lookup_dcookie": 18, "vhangup": 58,
         "fanotify_init": 262, "fanotify_mark": 263, "move_pages": 239, "migrate_pages": 238, "memfd_secret": 447,
-        "setns": 268, "unshare": 97,
+        "setns": 268, "unshare": 97, "io_setup": 0, "open_tree_attr": 467,
     },
 }  # fmt: skip
 _EXAMINED = {
-    "x86_64": {"socket": 41, "clone": 56, "clone3": 435, "ioctl": 16},
-    "aarch64": {"socket": 198, "clone": 220, "clone3": 435, "ioctl": 29},
+    "x86_64": {"socket": 41, "socketpair": 53, "clone": 56, "clone3": 435, "ioctl": 16},
+    "aarch64": {"socket": 198, "socketpair": 199, "clone": 220, "clone3": 435, "ioctl": 29},
 }
 _AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
@@ -86,7 +88,8 @@ def program(machine: str = "") -> bytes | None:
         [line for request in TERMINAL_REQUESTS for line in _if(_JUMP_EQUAL, request, _refuse(errno.EPERM))],
     )
     allowed = [line for family in FAMILIES for line in _if(_JUMP_EQUAL, family, _ALLOW)]
-    code += _examine(calls["socket"], 0, [*allowed, _return(_refuse(errno.EAFNOSUPPORT))])
+    for name in ("socket", "socketpair"):
+        code += _examine(calls[name], 0, [*allowed, _return(_refuse(errno.EAFNOSUPPORT))])
     return b"".join([*code, _return(_ALLOW)])
 
 

@@ -14,6 +14,7 @@ _NUMBERS = {
         "bpf": 321,
         "clone": 56,
         "clone3": 435,
+        "io_setup": 206,
         "io_uring_setup": 425,
         "keyctl": 250,
         "open_by_handle_at": 304,
@@ -25,6 +26,7 @@ _NUMBERS = {
         "bpf": 280,
         "clone": 220,
         "clone3": 435,
+        "io_setup": 0,
         "io_uring_setup": 425,
         "keyctl": 219,
         "open_by_handle_at": 265,
@@ -74,6 +76,10 @@ _PERF = """
 _USERFAULTFD = """
     done = libc.syscall(call("userfaultfd"), 1)
 """
+_AIO = """
+    context = ctypes.c_ulong(0)
+    done = libc.syscall(call("io_setup"), 8, ctypes.byref(context))
+"""
 _BY_HANDLE = """
     done = libc.syscall(call("open_by_handle_at"), 3, struct.pack("<II", 8, 1) + bytes(64), 0)
 """
@@ -118,9 +124,9 @@ async def mounting(sandbox: Sandbox) -> None:
     await _is_refused(sandbox, "    done = libc.unshare(0x00020000)")  # CLONE_NEWNS
 
 
-@topic.inside("bpf, perf events, userfaultfd and files by their handles are refused", promise="system calls")
+@topic.inside("bpf, perf events, userfaultfd, aio and files by their handles are refused", promise="system calls")
 async def rare_calls(sandbox: Sandbox) -> None:
-    for code in (_BPF, _PERF, _USERFAULTFD, _BY_HANDLE):
+    for code in (_BPF, _PERF, _USERFAULTFD, _AIO, _BY_HANDLE):
         await _is_refused(sandbox, code)
 
 

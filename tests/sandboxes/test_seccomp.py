@@ -43,13 +43,18 @@ def test_calls_pass_unless_they_are_refused(machine: str, read: int, ptrace: int
     assert answer(machine, clone3) == refused(errno.ENOSYS), "programs then use clone"
 
 
-@pytest.mark.parametrize(("machine", "clone", "socket", "ioctl"), [("x86_64", 56, 41, 16), ("aarch64", 220, 198, 29)])
-def test_some_calls_are_refused_for_their_arguments(machine: str, clone: int, socket: int, ioctl: int) -> None:
+@pytest.mark.parametrize(
+    ("machine", "clone", "socket", "socketpair", "ioctl"), [("x86_64", 56, 41, 53, 16), ("aarch64", 220, 198, 199, 29)]
+)
+def test_some_calls_are_refused_for_their_arguments(
+    machine: str, clone: int, socket: int, socketpair: int, ioctl: int
+) -> None:
     threads, new_user = 0x3D0F00, 0x10000000
     assert answer(machine, clone, threads) == ALLOW
     assert answer(machine, clone, threads | new_user) == refused(errno.EPERM)
     for family, wanted in ((1, ALLOW), (2, ALLOW), (10, ALLOW), (16, None), (40, None), (38, None)):
-        assert answer(machine, socket, family) == (wanted or refused(errno.EAFNOSUPPORT))
+        for call in (socket, socketpair):
+            assert answer(machine, call, family) == (wanted or refused(errno.EAFNOSUPPORT))
     assert answer(machine, ioctl, 0, 0x5401) == ALLOW
     assert answer(machine, ioctl, 0, 0x5412) == refused(errno.EPERM)
 
