@@ -1,7 +1,7 @@
 """Limits for all processes of a sandbox together, by control groups: version 2 where it is ours to use, else version 1.
 
-Our groups stand in one folder of the hierarchy and are called `moonmill-<our pid>-<number>`. Those of a process that
-has been killed are removed by the next one that looks.
+Our groups stand in one folder of the hierarchy and are called `moonmill-<our pid>-<our start>-<number>`. Those of a
+process that has been killed are removed by the next one that looks.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import anyio
 from moonmill.sandboxes.types import MIB, SandboxLimits
 
 _ROOT = Path("/sys/fs/cgroup")
-_NAME = re.compile(r"moonmill-([0-9]+)-[0-9]+")
+_NAME = re.compile(r"moonmill-([0-9]+)-([0-9]+)-[0-9]+")
 _numbers = itertools.count(1)
 """For the names of groups: there may be several providers in one process."""
 _REMOVE_ATTEMPTS = 100
@@ -32,8 +32,6 @@ class Group:
 
     def limit(self, limits: SandboxLimits) -> None:
         """Make the folders, with these limits. Raises `OSError` where that is not allowed."""
-        if limits.cpus is None and self._version == 1:
-            self._folders.pop("cpu", None)  # to enter a group takes the kernel milliseconds
         for folder in {*self._folders.values()}:
             folder.mkdir()
         memory = self._folders["memory"]
@@ -86,7 +84,7 @@ class Groups:
 
     def new(self) -> Group:
         """A group that is not there yet."""
-        name = f"moonmill-{os.getpid()}-{next(_numbers)}"
+        name = f"moonmill-{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
         return Group({controller: parent / name for controller, parent in self._parents.items()}, self.version)
 
     def sweep(self) -> None:
@@ -94,7 +92,7 @@ class Groups:
         for parent in {*self._parents.values()}:
             for folder in parent.iterdir():
                 owner = _NAME.fullmatch(folder.name)
-                if owner and not Path("/proc", owner[1]).exists():
+                if owner and _started(int(owner[1])) != owner[2]:
                     with suppress(OSError):
                         folder.rmdir()
 
@@ -115,6 +113,14 @@ def find() -> Groups | None:
                 folder.rmdir()
     groups.sweep()
     return groups
+
+
+def _started(pid: int) -> str:
+    """When a process was started, which tells it from another one of the same number; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 def _own() -> dict[str, str]:
