@@ -13,7 +13,7 @@ from moonmill.sandboxes.inside.frames import ERRNO
 from moonmill.sandboxes.inside.processes import PR_SET_DUMPABLE, prctl
 
 _LONGEST_TEXT = 2000
-_MOST_DESCRIPTORS = 4096
+MOST_DESCRIPTORS = 4096
 
 
 def become(call: dict[str, Any], setup: dict[str, Any], pipes: Sequence[int], note: int) -> None:
@@ -39,7 +39,7 @@ def become(call: dict[str, Any], setup: dict[str, Any], pipes: Sequence[int], no
                 os.dup2(pipe, fd)
         # From here on others of the same user may get at this process: it has nothing left by which to speak for us.
         os.closerange(3, note)
-        os.closerange(note + 1, _MOST_DESCRIPTORS)
+        os.closerange(note + 1, MOST_DESCRIPTORS)
         _limit(setup, is_command="argv" in call)
         stage = "user"
         _take_identity(setup["user"] if call["user"] is None else call["user"])

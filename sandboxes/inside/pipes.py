@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from moonmill.sandboxes.inside.frames import CHUNK
+from moonmill.sandboxes.inside.frames import CHUNK, TRUNCATED
 from moonmill.sandboxes.inside.processes import all_processes, living
 
 _MOST_UNREAD = 1 << 20
@@ -34,6 +34,8 @@ class Call:
             raise
         self.stdin, self.stdout, self.stderr, self.note = self.fds
         self.left = {self.stdout: spec["limit"], self.stderr: spec["limit"]}
+        self.said = {self.stdout: bytearray(), self.stderr: bytearray()}
+        """What the host is to be told, by file descriptor."""
         self.started = time.monotonic()
         self.deadline = self.started + spec["timeout"]
         self.waiting = bytearray()
@@ -41,6 +43,20 @@ class Call:
         self.input_over = False
         self.refusal = b""
         self.flags = 0
+
+    def keep(self, fd: int, data: bytes) -> int:
+        """Keep what it says, as far as that is wanted; returns how many bytes there are to tell."""
+        kept = data[: self.left[fd]]
+        self.left[fd] -= len(kept)
+        if len(kept) < len(data):
+            self.flags |= TRUNCATED
+        self.said[fd] += kept
+        return len(self.said[fd])
+
+    def taken(self, fd: int) -> list[bytes]:
+        """What there is to tell, in pieces; it is not kept any more."""
+        said, self.said[fd] = bytes(self.said[fd]), bytearray()
+        return [said[at : at + CHUNK] for at in range(0, len(said), CHUNK)]
 
     def fork(self) -> None:
         """Make the process that becomes it, where `pid` stays 0. Raises `OSError` where there cannot be another."""

@@ -63,13 +63,29 @@ def _ancestor(pid: int, every: Processes, among: set[int]) -> int:
     return pid
 
 
+def signal_all_others(number: int) -> None:
+    """Send a signal to all there are but this one, which only the first process of a namespace can."""
+    if os.getpid() == 1:
+        try:
+            os.kill(-1, number)
+        except OSError:  # there are none
+            pass
+
+
 def kill_all(victims: Callable[[], set[int]], reap: Callable[[], None] = lambda: None) -> bool:
-    """Kill until there are no more; returns whether that succeeded. What is stopped first can start no others."""
+    """Kill until there are no more; returns whether that succeeded.
+
+    What is stopped first can start no others. One that starts another and ends, again and again, may be seen at no time
+    in a list that takes time to make: so once there seem to be none, all others are stopped and it is looked again.
+    """
     give_up = time.monotonic() + KILL_SECONDS
-    while time.monotonic() < give_up:
+    has_ended = False
+    while not has_ended and time.monotonic() < give_up:
         found = victims()
         if not found:
-            return True
+            signal_all_others(signal.SIGSTOP)
+            found = victims()
+            has_ended = not found
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in found:
                 try:
@@ -77,8 +93,10 @@ def kill_all(victims: Callable[[], set[int]], reap: Callable[[], None] = lambda:
                 except OSError:  # it has just ended
                     pass
         reap()
-        time.sleep(0.001)
-    return False
+        signal_all_others(signal.SIGCONT)
+        if not has_ended:
+            time.sleep(0.001)
+    return has_ended
 
 
 def oom_kills(counter: str) -> int:

@@ -18,7 +18,7 @@ import signal
 import time
 from typing import Any
 
-from moonmill.sandboxes.inside.child import become
+from moonmill.sandboxes.inside.child import MOST_DESCRIPTORS, become
 from moonmill.sandboxes.inside.frames import (
     BROKEN,
     CHUNK,
@@ -38,7 +38,6 @@ from moonmill.sandboxes.inside.frames import (
     TAKE,
     TAKEN,
     TIMED_OUT,
-    TRUNCATED,
 )
 from moonmill.sandboxes.inside.pipes import Call, nothing_left_of, read
 from moonmill.sandboxes.inside.processes import (
@@ -62,10 +61,10 @@ class Supervisor:
     """Serves one host, over file descriptors 0 and 1."""
 
     def __init__(self) -> None:
+        os.closerange(3, MOST_DESCRIPTORS)  # what whoever started us has left open
         self._from_host, self._to_host = os.dup(0), os.dup(1)
-        null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1):
-            os.dup2(null, fd)
+            os.dup2(os.open(os.devnull, os.O_RDWR), fd)
         self._received = bytearray()
         self._unsent = bytearray()
         self._setup: dict[str, Any] = {}
@@ -86,10 +85,9 @@ class Supervisor:
             self._flush()
             self._wait()
             self._reap()
-            for call in [*self._calls.values()]:
-                if time.monotonic() >= call.deadline:
-                    call.flags |= TIMED_OUT
-                    self._end(call)
+            for call in [c for c in self._calls.values() if time.monotonic() >= c.deadline]:
+                call.flags |= TIMED_OUT
+                self._end(call)
 
     def give_up(self, why: str) -> None:
         """Tell the host that this sandbox is of no more use, and end it."""
@@ -235,17 +233,20 @@ class Supervisor:
             self._let_go(call, "stdout" if fd == call.stdout else "stderr")
         if not data:
             return 0
-        kept = data[: call.left[fd]]
-        call.left[fd] -= len(kept)
-        if len(kept) < len(data):
-            call.flags |= TRUNCATED
-        if kept:
-            self._send(STDOUT if fd == call.stdout else STDERR, call.number, kept)
+        if call.keep(fd, data) >= CHUNK:
+            self._tell(call, fd)
         return len(data)
+
+    def _tell(self, call: Call, fd: int) -> None:
+        """Send what a command has said. Piece by piece, as it may have been written, would cost the host too much."""
+        for piece in call.taken(fd):
+            self._send(STDOUT if fd == call.stdout else STDERR, call.number, piece)
 
     def _let_go(self, call: Call, name: str) -> None:
         fd = getattr(call, name)
         if fd >= 0:
+            if fd in call.said:
+                self._tell(call, fd)
             setattr(call, name, -1)
             del self._by_fd[fd]
             os.close(fd)
@@ -269,6 +270,7 @@ class Supervisor:
             fd = getattr(call, name)
             nothing_left_of(lambda fd=fd: self._pass_on(call, fd) if fd in self._by_fd else 0)  # type: ignore[misc]
             if fd in self._by_fd:
+                self._tell(call, fd)
                 del self._by_fd[fd]
                 self._orphans.append(fd)
         while len(self._orphans) > _MOST_ORPHANS:
