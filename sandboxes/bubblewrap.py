@@ -5,10 +5,11 @@ in memory, of a limited size, and the sandbox's own. Nothing of the host's envir
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from moonmill.sandboxes.errors import SandboxUnavailableError
 from moonmill.sandboxes.types import MIB, SandboxSpec
 
 UID = 1000
@@ -30,7 +31,10 @@ _OWN = {
 
 
 class Files:
-    """Contents that a sandbox gets, as file descriptors that bubblewrap can read once. Close it after the start."""
+    """Contents that a sandbox gets, as file descriptors that bubblewrap can read once. Close it after the start.
+
+    Its methods raise `SandboxUnavailableError` where there can be no more descriptors.
+    """
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -38,22 +42,32 @@ class Files:
 
     def add(self, content: bytes) -> str:
         """The number of a descriptor that reads as `content`."""
-        fd = os.memfd_create("moonmill")
-        self._stack.callback(os.close, fd)
-        os.write(fd, content)
-        os.lseek(fd, 0, os.SEEK_SET)
+        with _descriptors():
+            fd = os.memfd_create("moonmill")
+            self._stack.callback(os.close, fd)
+            os.write(fd, content)
+            os.lseek(fd, 0, os.SEEK_SET)
         self.fds.append(fd)
         return str(fd)
 
     def pipe(self) -> tuple[int, str]:
         """A pipe that bubblewrap may write to: our end, which stays open, and the number of its own."""
-        ours, theirs = os.pipe()
+        with _descriptors():
+            ours, theirs = os.pipe()
         self._stack.callback(os.close, theirs)
         self.fds.append(theirs)
         return ours, str(theirs)
 
     def close(self) -> None:
         self._stack.close()
+
+
+@contextmanager
+def _descriptors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise SandboxUnavailableError(f"a sandbox cannot be given its files: {e.strerror} (ulimit -n)") from e
 
 
 def command_line(

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from moonmill.sandboxes.sockets import SocketStream
+from moonmill.sandboxes.sockets import SocketStream, keep_from_forks
 
 _FRAME = struct.Struct(">BxxxL")
 """Which stream, and how many bytes of it follow."""
@@ -95,6 +95,6 @@ class AttachedStream:
 def take_connection(attached: Any) -> socket.socket:
     """The connection under what docker-py's `attach_socket` returns, as a socket of our own; theirs is closed."""
     try:
-        return socket.socket(fileno=os.dup(attached.fileno()))
+        return keep_from_forks(socket.socket(fileno=os.dup(attached.fileno())))
     finally:
         attached._response.close()  # which is all of it; closing `attached` would leave the connection to the collector

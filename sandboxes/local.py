@@ -164,7 +164,8 @@ class LocalProvider:
             try:
                 argv = self._command_line(spec, files, ["--info-fd", theirs])
                 env = {"PATH": bubblewrap.PATH, "LANG": "C.UTF-8"}
-                async with child(argv, env=env, end_seconds=_END_SECONDS, pass_fds=files.fds) as process:
+                # Both ends: were we killed, bubblewrap could not write to the one, and would leave its child waiting.
+                async with child(argv, env=env, end_seconds=_END_SECONDS, pass_fds=[*files.fds, pid]) as process:
                     files.close()
                     yield process, pid
             finally:

@@ -6,6 +6,7 @@ A sandbox ends with its stream. Were it held by a forked process too, a sandbox 
 import os
 import socket
 from contextlib import suppress
+from weakref import WeakSet
 
 import anyio
 from anyio.abc import SocketAttribute
@@ -13,8 +14,7 @@ from anyio.abc import SocketStream as AnySocketStream
 
 from moonmill.sandboxes.inside.frames import CHUNK
 
-_open: set[int] = set()
-"""The descriptors of all that are open."""
+_kept: "WeakSet[socket.socket]" = WeakSet()
 
 
 class SocketStream:
@@ -26,8 +26,6 @@ class SocketStream:
 
     def __init__(self, stream: AnySocketStream) -> None:
         self._stream = stream
-        self._number = stream.extra(SocketAttribute.raw_socket).fileno()
-        _open.add(self._number)
 
     async def receive(self) -> bytes:
         """What has come; empty at the end."""
@@ -49,18 +47,23 @@ class SocketStream:
         """Close it, also for who was given it in the midst of a fork."""
         with suppress(OSError):
             self._stream.extra(SocketAttribute.raw_socket).shutdown(socket.SHUT_RDWR)
-        _open.discard(self._number)
         await self._stream.aclose()
+
+
+def keep_from_forks(connection: socket.socket) -> socket.socket:
+    """A process that is forked from here on has not got this connection."""
+    _kept.add(connection)
+    return connection
 
 
 def _let_go() -> None:
     """In a forked process. What believes to own a descriptor may close it there, so each of them stays one."""
-    if _open:
+    if numbers := [number for connection in _kept if (number := connection.fileno()) >= 0]:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        for number in _open:
+        for number in numbers:
             os.dup2(nothing, number, inheritable=False)
         os.close(nothing)
-        _open.clear()
+        _kept.clear()
 
 
 os.register_at_fork(after_in_child=_let_go)

@@ -17,7 +17,7 @@ from anyio.abc import UNIXSocketStream
 from moonmill.sandboxes.alongside import alongside
 from moonmill.sandboxes.errors import SandboxUnavailableError
 from moonmill.sandboxes.link import ByteStream
-from moonmill.sandboxes.sockets import SocketStream
+from moonmill.sandboxes.sockets import SocketStream, keep_from_forks
 
 _KILL_SECONDS = 5.0
 _LAST_WORDS = 2000
@@ -65,11 +65,12 @@ async def child(
         ours, theirs = socket.socketpair()
     except OSError as e:
         raise SandboxUnavailableError(f"{argv[0]} cannot be started: {e.strerror} (ulimit -n)") from e
+    keep_from_forks(ours)
     with ours, theirs, stderr:
         # Shielded: cancelled half-way, it would leave behind a process that nobody knows of. It takes milliseconds.
         with anyio.CancelScope(shield=True):
-            process = await anyio.to_thread.run_sync(_start, argv, env, cwd, pass_fds, theirs.fileno(), stderr.fileno())
-        handle = os.pidfd_open(process.pid)
+            start = partial(_start, argv, env, cwd, pass_fds, theirs.fileno(), stderr.fileno())
+            process, handle = await anyio.to_thread.run_sync(start)
         try:
             theirs.close()
             stream = SocketStream(await UNIXSocketStream.from_socket(ours))
@@ -92,9 +93,11 @@ def _start(
     pass_fds: Collection[int],
     stream: int,
     stderr: int,
-) -> "subprocess.Popen[bytes]":
+) -> "tuple[subprocess.Popen[bytes], int]":
+    """The process, and a descriptor that tells of its end."""
+    process = None
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*argv],
             stdin=stream,
             stdout=stream,
@@ -104,7 +107,11 @@ def _start(
             pass_fds=[*pass_fds],
             start_new_session=True,
         )
+        return process, os.pidfd_open(process.pid)
     except OSError as e:
+        if process is not None:
+            _kill(process)
+            process.wait()
         raise SandboxUnavailableError(f"{argv[0]} cannot be started: {e.strerror}") from e
 
 

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from moonmill.sandboxes import SandboxLimits, SandboxSpec, SandboxSpecError, SandboxUnavailableError, cgroups
+from moonmill.sandboxes.calls import Call
 from moonmill.sandboxes.local import LocalProvider
 from moonmill.sandboxes.testing.traces import children, marked_processes
 
@@ -28,6 +29,29 @@ async def main():
             print("entered")
     except MoonmillError as e:
         print(type(e).__name__, e)
+
+anyio.run(main)
+"""
+
+WITH_FEW_DESCRIPTORS = """
+import os, resource
+import anyio
+from moonmill.sandboxes import SandboxSpec
+from moonmill.errors import MoonmillError
+from moonmill.sandboxes.local import LocalProvider
+
+async def main():
+    async with LocalProvider() as provider:
+        used = max(map(int, os.listdir("/proc/self/fd")))
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        for more in range(25):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, most))
+            try:
+                async with provider.open(SandboxSpec()) as sandbox:
+                    await sandbox.exec(["true"])
+                print("opened")
+            except MoonmillError as e:
+                print(type(e).__name__, e)
 
 anyio.run(main)
 """
@@ -111,7 +135,7 @@ def test_groups_of_either_version_are_set_and_removed(tmp_path: Path, version: i
     group.limit(SandboxLimits(memory_mib=2, cpus=1.5))
     group.add(42)
     written = {
-        re.sub(rf"moonmill-{os.getpid()}-\d+/", "", str(path.relative_to(tmp_path))): path.read_text()
+        re.sub(rf"moonmill-{os.getpid()}-\d+-\d+/", "", str(path.relative_to(tmp_path))): path.read_text()
         for path in tmp_path.rglob("*")
         if path.is_file()
     }
@@ -130,10 +154,17 @@ def test_groups_of_either_version_are_set_and_removed(tmp_path: Path, version: i
 def test_groups_of_processes_that_are_no_more_are_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    for name in (f"moonmill-{ended.pid}-3", f"moonmill-{os.getpid()}-3", "somebody-elses"):
+    groups = cgroups.Groups({"memory": tmp_path}, 2)
+    own = groups.new()
+    own.limit(SandboxLimits())
+    for path in tmp_path.rglob("*.*"):
+        path.unlink()  # the kernel's own do not stand in the way of removing a group
+    [ours] = [path.name for path in tmp_path.iterdir()]
+    # The last is one that had our number before us.
+    for name in (f"moonmill-{ended.pid}-7-3", "somebody-elses", f"moonmill-{os.getpid()}-7-3"):
         (tmp_path / name).mkdir()
-    cgroups.Groups({"memory": tmp_path}, 2).sweep()
-    assert {p.name for p in tmp_path.iterdir()} == {f"moonmill-{os.getpid()}-3", "somebody-elses"}
+    groups.sweep()
+    assert {p.name for p in tmp_path.iterdir()} == {ours, "somebody-elses"}
 
 
 async def test_a_share_of_a_processor_is_what_it_gets(local: LocalProvider) -> None:
@@ -151,7 +182,7 @@ async def test_a_set_up_that_is_killed_is_known_at_once_and_leaves_nothing(
     half_way.write_text("#!/bin/sh\nsleep 987654 &\nkill -KILL $$\n")
     half_way.chmod(0o755)
     monkeypatch.setattr(local, "_bwrap", [str(half_way)])
-    with anyio.fail_after(10), pytest.raises(SandboxUnavailableError, match="its supervisor has ended"):
+    with anyio.fail_after(10), pytest.raises(SandboxUnavailableError, match="local sandbox is gone"):
         async with local.open(SandboxSpec()):
             pass
     assert not list(marked_processes("987654"))
@@ -184,3 +215,26 @@ async def _kill_bubblewrap(before: set[int], seconds: float) -> None:
     await anyio.sleep(seconds)
     with suppress(ProcessLookupError):
         os.kill(min(new), signal.SIGKILL)
+
+
+async def test_what_is_written_in_small_pieces_comes_in_large_ones(
+    local: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    take = Call.take
+    monkeypatch.setattr(Call, "take", lambda self, kind, data: (sizes.append(len(data)), take(self, kind, data)))
+    async with local.open(SandboxSpec()) as sandbox:
+        done = await sandbox.exec(["dd", "if=/dev/zero", "bs=1", "count=100000"])
+    assert len(done.stdout_bytes) == 100_000
+    assert len(sizes) < 20
+
+
+def test_too_few_file_descriptors_are_told() -> None:
+    argv = [sys.executable, "-P", "-c", WITH_FEW_DESCRIPTORS]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    told = done.stdout.splitlines()
+    assert len(told) == 25
+    assert told[-1] == "opened"
+    wrong = [line for line in told if not re.match(r"opened$|SandboxUnavailableError .*(ulimit -n|open files)", line)]
+    assert wrong == []

@@ -1,12 +1,14 @@
 """Providers that claim what they do not do, so that the self-check can be seen to notice."""
 
 import os
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tarfile import open as open_tar
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 from moonmill.sandboxes import archives, bubblewrap, bundle, local, sockets
 from moonmill.sandboxes.local import LocalProvider
@@ -106,8 +108,8 @@ def _trusting_unpack(archive: bytes, path: str, target: Path) -> None:
         opened.extractall(target, filter="fully_trusted")
 
 
-class _Forgetful(set[int]):
-    def add(self, number: int) -> None: ...
+class _Forgetful(WeakSet[socket.socket]):
+    def add(self, item: socket.socket) -> None: ...
 
 
 _OPTIONS: Mapping[str, Sequence[tuple[Sequence[str], Sequence[str]]]] = {
@@ -141,6 +143,6 @@ _PATCHES: Mapping[str, tuple[Any, str, object]] = {
     "hiding": (local, "Setup", _visible),
     "secrets": (bubblewrap, "environment", _whole_environment),
     "archives": (archives, "unpack", _trusting_unpack),
-    "forks": (sockets, "_open", _Forgetful()),
+    "forks": (sockets, "_kept", _Forgetful()),
 }
 PROTECTIONS = (*_OPTIONS, *_SOURCE, *_PATCHES)
