@@ -1,17 +1,20 @@
-"""Make the starter policy of the calculator example.
+"""Make a starter policy: that of the calculator example, or of another environment with an expert.
 
-A Llama of 0.22M parameters over characters, warmed up on what a scripted expert says (`demonstrate`), on tasks of all
-levels, on the tokens of its turns alone. Training stops as soon as the policy, sampled at temperature 1 on held-out
-tasks, solves TARGET of them: good enough that every level is solved now and then, bad enough that reinforcement
-learning has something to do. Success passes from 5% to 50% within a few dozen updates: it is measured, not scheduled.
+A Llama of 0.22M parameters over characters, warmed up on what a scripted expert says, on training tasks, on the tokens
+of its turns alone. It stops as soon as the policy, sampled at temperature 1 on held-out tasks, solves a share of them:
+good enough that every level is solved now and then, bad enough that reinforcement learning has something to do. Success
+passes from 5% to 50% within a few dozen updates: it is measured, not scheduled.
 """
 
 import math
+import runpy
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -21,11 +24,11 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from moonmill.agents.compact import END, TAGS
 from moonmill.agents.rendering import MODEL_FILE, ModelFile, TurnRenderer, load_renderer
-from moonmill.envs import Taskset
-from moonmill.envs.library.calculator import Calculator, demonstrate
+from moonmill.envs import MultiTurnEnv, Taskset
+from moonmill.envs.scoring import score
+from moonmill.registry import make
 from moonmill.types import Message, Rollout, Status, StopReason, Task
 
-TARGET = 0.35
 BATCH, MICRO_BATCH = 64, 16
 """Conversations per update, and per forward pass: those of similar length, so that little padding is computed."""
 LR, LR_WARMUP = 2e-3, 50
@@ -36,20 +39,43 @@ CHECK_FROM, CHECK_EVERY = 300, 5
 """Success is measured every so many updates, once it can be anything but zero."""
 CHECK_SAMPLES, SAMPLES = 300, 600
 """Held-out tasks of such a check, and of the figures printed at the end."""
-MAX_LENGTH, MAX_TURN_TOKENS = 256, 32
-"""Limits of an episode and of a turn, the ones of `demo.yaml`."""
+MAX_TURN_TOKENS = 32
+"""Limit of a turn, the one of `demo.yaml`."""
 PAD, UNKNOWN = "<pad>", "<unknown>"
 
+Expert = Callable[[Sequence[Message]], Message]
+"""What it says next in a conversation."""
 Demonstration = tuple[list[int], list[bool]]
 """Tokens of a conversation, and which of them the assistant says."""
 
 
+class Course(NamedTuple):
+    """What a policy is to learn."""
+
+    env: Callable[[], MultiTurnEnv]
+    expert: Expert
+    target: float
+    """Share of held-out tasks solved, at which it is enough."""
+    max_length: int
+    """Tokens of an episode."""
+
+
 @click.command(help=__doc__)
 @click.option("--out", type=click.Path(path_type=Path), default=Path(__file__).parent / "policy", show_default=True)
+@click.option("--env", "env_id", default="calculator-v0", show_default=True, help="An id, or file.py:Class.")
+@click.option(
+    "--expert",
+    default="moonmill.envs.library.calculator:demonstrate",
+    show_default=True,
+    help="A function from the messages so far to the expert's next: module:function, or file.py:function.",
+)
+@click.option("--target", default=0.35, show_default=True, help="Share of held-out tasks at which it is enough.")
+@click.option("--max-length", default=256, show_default=True, help="Tokens of an episode.")
 @click.option("--seed", default=0, show_default=True, help="Decides weights, demonstrations and measurements.")
 @click.option("--threads", default=1, show_default=True, help="CPU threads.")
-def main(out: Path, seed: int, threads: int) -> None:
+def main(out: Path, env_id: str, expert: str, target: float, max_length: int, seed: int, threads: int) -> None:
     """Make, warm up, save and measure a policy."""
+    course = Course(partial(make, env_id), load_expert(expert), target, max_length)
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     shutil.rmtree(out, ignore_errors=True)
@@ -59,12 +85,19 @@ def main(out: Path, seed: int, threads: int) -> None:
     renderer = load_renderer(out)
     model = make_model(tokenizer)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-    warm_up(model, renderer, seed)
+    warm_up(model, renderer, course, seed)
     model.save_pretrained(out)
     for temperature in (1.0, 0.0):
-        outcomes = measure(model, renderer, temperature, seed + 1, SAMPLES)
+        outcomes = measure(model, renderer, course, temperature, seed + 1, SAMPLES)
         levels = ", ".join(f"{level}: {_mean(outcomes, level):.2f}" for level in sorted({at for at, _ in outcomes}))
         print(f"temperature {temperature:g}: {_mean(outcomes):.3f} of {len(outcomes)} solved; by level {levels}")
+
+
+def load_expert(place: str) -> Expert:
+    """The function at `module:function`, or `file.py:function`."""
+    where, _, name = place.rpartition(":")
+    found: Expert = runpy.run_path(where)[name] if where.endswith(".py") else getattr(import_module(where), name)
+    return found
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -101,14 +134,14 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def warm_up(model: LlamaForCausalLM, renderer: TurnRenderer, seed: int) -> None:
-    """Train on demonstrations until `TARGET` is measured.
+def warm_up(model: LlamaForCausalLM, renderer: TurnRenderer, course: Course, seed: int) -> None:
+    """Train on demonstrations until the course's target is measured.
 
     Raises:
         SystemExit: it was not reached in `MAX_UPDATES`.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.01)
-    demonstrations = _demonstrations(renderer, seed)
+    demonstrations = _demonstrations(renderer, course, seed)
     for update in range(1, MAX_UPDATES + 1):
         optimizer.param_groups[0]["lr"] = LR * min(1.0, update / LR_WARMUP)
         optimizer.zero_grad()
@@ -116,21 +149,21 @@ def warm_up(model: LlamaForCausalLM, renderer: TurnRenderer, seed: int) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if update >= CHECK_FROM and update % CHECK_EVERY == 0:
-            success = _mean(measure(model, renderer, 1.0, seed, CHECK_SAMPLES))
+            success = _mean(measure(model, renderer, course, 1.0, seed, CHECK_SAMPLES))
             print(f"update {update}: loss {loss:.3f}, success {success:.3f}", flush=True)
-            if success >= TARGET:
+            if success >= course.target:
                 return
         elif update % 50 == 0:
             print(f"update {update}: loss {loss:.3f}", flush=True)
-    raise SystemExit(f"the policy did not solve {TARGET:.0%} of the tasks within {MAX_UPDATES} updates")
+    raise SystemExit(f"the policy did not solve {course.target:.0%} of the tasks within {MAX_UPDATES} updates")
 
 
 def measure(
-    model: LlamaForCausalLM, renderer: TurnRenderer, temperature: float, seed: int, samples: int
+    model: LlamaForCausalLM, renderer: TurnRenderer, course: Course, temperature: float, seed: int, samples: int
 ) -> list[tuple[str, bool]]:
     """Level and success of held-out tasks that the policy plays by itself."""
     torch.manual_seed(seed)
-    episodes = [_Episode(task, renderer) for task in islice(_tasks("eval", seed), samples)]
+    episodes = [_Episode(task, renderer, course) for task in islice(_tasks(course, "eval", seed), samples)]
     while running := [episode for episode in episodes if not episode.over]:
         turns = _sample(model, [episode.context for episode in running], temperature)
         for episode, tokens in zip(running, turns, strict=True):
@@ -141,8 +174,9 @@ def measure(
 class _Episode:
     """One task, played on the environment itself."""
 
-    def __init__(self, task: Task, renderer: TurnRenderer) -> None:
-        self.env = Calculator()
+    def __init__(self, task: Task, renderer: TurnRenderer, course: Course) -> None:
+        self.env = course.env()
+        self._max_length = course.max_length
         self.over = False
         self._renderer = renderer
         observation, _ = self.env.reset(options={"task": task})
@@ -156,7 +190,7 @@ class _Episode:
         observation = self.say(self._renderer.parse(tokens, self.context, tools))
         if not self.over:
             self.context += [*tokens, *(self._renderer.extend(self.context, tokens, observation, tools) or ())]
-            self.over = len(self.context) > MAX_LENGTH
+            self.over = len(self.context) > self._max_length
 
     def say(self, message: Message) -> Sequence[Message]:
         """Let the assistant say `message`; returns what the environment answers."""
@@ -168,8 +202,8 @@ class _Episode:
     @property
     def solved(self) -> bool:
         status = Status.FINISHED if self._completed else Status.TRUNCATED
-        messages = tuple(self.env.messages)
-        return self.env.correct(Rollout("", "", self.env.task, status, StopReason.ANSWERED, messages=messages)) == 1
+        rollout = Rollout("", "", self.env.task, status, StopReason.ANSWERED, messages=tuple(self.env.messages))
+        return score(self.env, "", rollout).reward == 1
 
 
 def _sample(model: LlamaForCausalLM, contexts: list[list[int]], temperature: float) -> list[list[int]]:
@@ -185,17 +219,17 @@ def _sample(model: LlamaForCausalLM, contexts: list[list[int]], temperature: flo
     return [turn[: turn.index(end) + 1] if end in turn else turn for turn in turns]
 
 
-def _tasks(split: str, seed: int) -> Iterator[Task]:
-    taskset = Taskset(Calculator, split, seed)
+def _tasks(course: Course, split: str, seed: int) -> Iterator[Task]:
+    taskset = Taskset(course.env, split, seed)
     return (taskset.task(index) for index in count())
 
 
-def _demonstrations(renderer: TurnRenderer, seed: int) -> Iterator[Demonstration]:
+def _demonstrations(renderer: TurnRenderer, course: Course, seed: int) -> Iterator[Demonstration]:
     """What the expert does on one training task after the other."""
-    for task in _tasks("train", seed):
-        episode = _Episode(task, renderer)
+    for task in _tasks(course, "train", seed):
+        episode = _Episode(task, renderer, course)
         while not episode.over:
-            episode.say(demonstrate(episode.env.messages))
+            episode.say(course.expert(episode.env.messages))
         yield renderer.transcript(episode.env.messages, episode.env.tool_specs)
 
 

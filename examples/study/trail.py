@@ -48,7 +48,7 @@ class Trail(MultiTurnEnv):
     max_seconds = 120.0
     reward_bounds = (0.0, 1.0)
 
-    def __init__(self, pool: int | None = 512, seconds: float = 0.0, flip_at: int | None = None) -> None:
+    def __init__(self, pool: int | None = None, seconds: float = 0.0, flip_at: int | None = None) -> None:
         self.pool = pool
         self.seconds = seconds
         self.flip_at = flip_at
@@ -64,8 +64,8 @@ class Trail(MultiTurnEnv):
                 task = next(fresh)
                 found.append(task)
             wanted = "vu"[self.flip_at is not None and number >= self.flip_at]
-            first, steps = _read(task.text())
-            yield Task(task.prompt, walk(first, steps)[wanted], id=task.prompt, level=str(steps))
+            first, steps = _read(str(task.prompt))
+            yield Task(task.prompt, walk(first, steps)[wanted], id=str(task.prompt), level=str(steps))
 
     def _fresh(self, split: str) -> Iterator[Task]:
         rng = self.task_rng(split)
@@ -85,7 +85,7 @@ class Trail(MultiTurnEnv):
             raise ToolArgumentsError("error: a page is a number")
         if self.seconds:
             await anyio.sleep(self.seconds * math.exp(self.rng.gauss(0, SPREAD)))
-        self.left = max(0, _read(self.task.text())[1] - self.shown())
+        self.left = max(0, _read(str(self.task.prompt))[1] - self.shown())
         fields = " ".join(f"{name}{value}" for name, value in content(int(page)).items())
         return f"{self.left} {fields}"
 

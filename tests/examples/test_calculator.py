@@ -2,9 +2,11 @@
 
 import importlib.util
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,12 @@ def recipe() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def course(recipe: ModuleType) -> Any:
+    expert = recipe.load_expert("moonmill.envs.library.calculator:demonstrate")
+    return recipe.Course(partial(make, "calculator-v0"), expert, 0.35, 256)
 
 
 @pytest.fixture(autouse=True)
@@ -57,24 +65,24 @@ def test_the_policy_is_small_and_in_full_precision(policy: LlamaForCausalLM) -> 
 
 
 def test_the_policy_is_middling_and_better_when_greedy(
-    recipe: ModuleType, policy: LlamaForCausalLM, renderer: TurnRenderer
+    recipe: ModuleType, course: Any, policy: LlamaForCausalLM, renderer: TurnRenderer
 ) -> None:
-    outcomes = recipe.measure(policy, renderer, 1.0, seed=100, samples=300)
+    outcomes = recipe.measure(policy, renderer, course, 1.0, seed=100, samples=300)
     success = sum(solved for _, solved in outcomes) / 300
     assert 0.25 < success < 0.45
     assert {level for level, solved in outcomes if solved} == {"1", "2", "3", "4"}
-    greedy = recipe.measure(policy, renderer, 0.0, seed=100, samples=100)
+    greedy = recipe.measure(policy, renderer, course, 0.0, seed=100, samples=100)
     assert sum(solved for _, solved in greedy) / 100 > success + 0.1
 
 
 def test_the_demo_runs_the_policy_on_the_environment_within_its_limits(
-    recipe: ModuleType, renderer: TurnRenderer
+    recipe: ModuleType, course: Any, renderer: TurnRenderer
 ) -> None:
     config = load_config(EXAMPLE / "demo.yaml")
     assert Path(config.model.path).resolve() == POLICY
     make(config.env.id, **config.env.args)
-    assert (config.model.max_length, config.sampling.max_tokens) == (recipe.MAX_LENGTH, recipe.MAX_TURN_TOKENS)
-    longest = max(len(ids) for ids, _ in islice(recipe._demonstrations(renderer, 0), 300))
+    assert (config.model.max_length, config.sampling.max_tokens) == (course.max_length, recipe.MAX_TURN_TOKENS)
+    longest = max(len(ids) for ids, _ in islice(recipe._demonstrations(renderer, course, 0), 300))
     assert longest <= 107 < config.model.max_length // 2
 
 
@@ -94,8 +102,10 @@ def test_every_character_an_environment_may_show_is_a_token_of_its_own(renderer:
     assert renderer.decode(ids) == text
 
 
-def test_demonstrations_teach_what_the_expert_says_and_nothing_else(recipe: ModuleType, renderer: TurnRenderer) -> None:
-    for ids, said in islice(recipe._demonstrations(renderer, 0), 50):
+def test_demonstrations_teach_what_the_expert_says_and_nothing_else(
+    recipe: ModuleType, course: Any, renderer: TurnRenderer
+) -> None:
+    for ids, said in islice(recipe._demonstrations(renderer, course, 0), 50):
         heard = renderer.decode([token for token, flag in zip(ids, said, strict=True) if not flag])
         spoken = renderer.decode([token for token, flag in zip(ids, said, strict=True) if flag])
         assert heard.startswith("<user>")
@@ -105,9 +115,9 @@ def test_demonstrations_teach_what_the_expert_says_and_nothing_else(recipe: Modu
 
 
 def test_small_passes_have_the_gradient_of_one_padded_batch(
-    recipe: ModuleType, policy: LlamaForCausalLM, renderer: TurnRenderer
+    recipe: ModuleType, course: Any, policy: LlamaForCausalLM, renderer: TurnRenderer
 ) -> None:
-    batch = list(islice(recipe._demonstrations(renderer, 0), 40))
+    batch = list(islice(recipe._demonstrations(renderer, course, 0), 40))
     policy.zero_grad()
     value = recipe._backward(policy, batch)
     found = [p.grad.clone() for p in policy.parameters() if p.grad is not None]
@@ -125,10 +135,12 @@ def test_small_passes_have_the_gradient_of_one_padded_batch(
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
 
 
-def test_a_cut_turn_and_an_endless_episode_are_no_success(recipe: ModuleType, renderer: TurnRenderer) -> None:
-    task = next(recipe._tasks("eval", 0))
+def test_a_cut_turn_and_an_endless_episode_are_no_success(
+    recipe: ModuleType, course: Any, renderer: TurnRenderer
+) -> None:
+    task = next(recipe._tasks(course, "eval", 0))
     answer = renderer._tokenizer.encode(str(task.answer), add_special_tokens=False)
-    whole, cut, endless = (recipe._Episode(task, renderer) for _ in range(3))
+    whole, cut, endless = (recipe._Episode(task, renderer, course) for _ in range(3))
     whole.act([*answer, *renderer.stop_token_ids])
     assert whole.solved
     cut.act(answer)
