@@ -7,6 +7,7 @@ two passes over the same tokens.
 """
 
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from moonmill.agents.engine.folder import require_whole
-from moonmill.agents.engine.sampling import processed_logprobs
 from moonmill.config import ModelConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.attention import PackedPlan, choose_implementation, refuse_mixing
+from moonmill.trainer.logprobs import head_of, selected_logprobs
 from moonmill.trainer.packing import MicroBatch
 from moonmill.types import Sampling
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_ENTROPY_ROWS = 1024
-"""Rows of a vocabulary's width that are looked at together, to bound the memory."""
 
 
 class Packed:
@@ -76,6 +75,7 @@ def load_policy(config: ModelConfig) -> PreTrainedModel:
         ) from e
     with precision(config):
         refuse_mixing(model)
+        head_of(model, partial(_few_tokens, model))
     return model
 
 
@@ -86,29 +86,48 @@ def implementation_of(model: PreTrainedModel) -> str:
 
 
 def precision(config: ModelConfig) -> AbstractContextManager[Any]:
-    """The context forward passes run in."""
-    dtype = _DTYPES[config.dtype]
-    return torch.autocast(torch.device(config.device).type, dtype=dtype, enabled=dtype is not torch.float32)
+    """The context forward passes run in.
+
+    Autocast keeps no 16-bit copies of weights: they would be those from before an update that is made in the context.
+    """
+    dtype, enabled = _DTYPES[config.dtype], config.dtype != "float32"
+    return torch.autocast(torch.device(config.device).type, dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
-def action_logprobs(model: PreTrainedModel, packed: Packed, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def action_logprobs(
+    model: PreTrainedModel, packed: Packed, sampling: Sampling, *, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the action tokens, and the entropies of what they were drawn from, under the run's sampling.
 
-    Nothing is computed for observations beyond what attention needs of them.
+    Nothing is computed for observations beyond what attention needs of them, and never all logits at once
+    (`moonmill.trainer.logprobs`).
+
+    Args:
+        model: the policy.
+        packed: the micro-batch.
+        sampling: the run's.
+        entropy_grad: whether the entropies have a gradient.
 
     Returns:
-        Log-probabilities `[action tokens]`, and entropies `[action tokens]` in nats, without gradient.
+        Log-probabilities `[action tokens]`, and entropies `[action tokens]` in nats.
     """
-    logits: Tensor = model(**packed.inputs, logits_to_keep=packed.batch.before).logits[0]
-    sampled = packed.batch.sampled
-    everything = processed_logprobs(logits, sampling.temperature, sampling.top_p, sampling.top_k, keep=sampled)
-    return everything.gather(-1, sampled.unsqueeze(-1)).squeeze(-1), _entropies(everything)
+    batch = packed.batch
+    head = head_of(model, partial(_few_tokens, model))
+    if head is None:
+        logits: Tensor = model(**packed.inputs, logits_to_keep=batch.before).logits[0]
+        return selected_logprobs(logits, batch.sampled, sampling, entropy_grad)
+    hidden: Tensor = model.base_model(**packed.inputs).last_hidden_state[0]
+    return head.logprobs(hidden.index_select(0, batch.before), batch.sampled, sampling, entropy_grad)
 
 
-def _entropies(logprobs: Tensor) -> Tensor:
-    """Entropy `[rows]` of distributions `[rows, vocabulary]`."""
-    parts = torch.split(logprobs.detach(), _ENTROPY_ROWS)
-    return torch.cat([torch.special.entr(rows.exp()).sum(-1) for rows in parts])
+def _few_tokens(model: PreTrainedModel) -> dict[str, Any]:
+    plan = PackedPlan(torch.tensor([0, 3], dtype=torch.int32, device=model.device))
+    return {
+        "input_ids": torch.tensor([[1, 2, 3]], device=model.device),
+        "position_ids": torch.tensor([[0, 1, 2]], device=model.device),
+        "use_cache": False,
+        **plan.kwargs(implementation_of(model)),
+    }
 
 
 def export_dtype(config: ModelConfig) -> torch.dtype:
