@@ -33,6 +33,7 @@ from moonmill.trainer.critic import Critic
 from moonmill.trainer.models import Packed, export_dtype, implementation_of, load_policy, precision
 from moonmill.trainer.packing import pack
 from moonmill.trainer.policy_update import PolicyUpdate
+from moonmill.trainer.recompute import recompute_layers
 from moonmill.trainer.value_update import ValueUpdate
 from moonmill.trainer.weights import FullWeights, TrainedWeights, load_tensors, own_tensors, save_tensors
 from moonmill.types import Rollout
@@ -76,6 +77,8 @@ class Learner:
         self._algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
         self._device = torch.device(config.model.device)
         self.policy = load_policy(config.model)
+        if config.learner.gradient_checkpointing:
+            recompute_layers(self.policy)
         critic = self._algorithm.critic  # It copies the base: before there is an adapter in it.
         self._value_update = ValueUpdate(self.policy, critic, config.learner) if critic else None
         self._weights = _trained_weights(self.policy, config)
