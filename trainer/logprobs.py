@@ -89,8 +89,9 @@ def selected_logprobs(
         Both `[rows]` in nats, float32.
     """
     everything = processed_logprobs(logits, sampling.temperature, sampling.top_p, sampling.top_k, keep=sampled)
-    entropies = _entropies(everything) if entropy_grad else _entropies_alone(everything.detach())
-    return everything.gather(-1, sampled.unsqueeze(-1)).squeeze(-1), entropies
+    logprobs = everything.gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
+    # After what has a gradient: where it is all computed again for that, this is not reached.
+    return logprobs, _entropies(everything) if entropy_grad else _entropies_alone(everything.detach())
 
 
 def head_of(model: PreTrainedModel, few_tokens: Callable[[], dict[str, Any]]) -> Head | None:
