@@ -143,6 +143,8 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     gradient_checkpointing: bool = False
     """Compute the layers of policy and critic again in the backward pass, rather than keep what they computed: far less
     memory for long rollouts, steps about a third longer, the same gradients."""
+    max_bad_steps: PositiveInt = 3
+    """An update whose loss or gradients are not finite is left out; so many such steps in a row end the run."""
     threads: PositiveInt = 1
     """CPU threads it computes with."""
     step_timeout: PositiveFloat = 1800.0

@@ -282,7 +282,8 @@ class Controller:
         )
         self._ledger.step(record)
         self._reporter.step(step_line(record, batch, self._steps_total, self._config.eval.success))
-        for text in filter(None, (self._rewards.see(batch.rollouts), self._mismatch.see(answer.step, answer.metrics))):
+        seen = self._rewards.see(batch.rollouts), self._mismatch.see(answer.step, answer.metrics), answer.notice
+        for text in filter(None, seen):
             self._ledger.event("warning", text=text)
             self._reporter.warn(text)
 

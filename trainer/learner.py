@@ -7,7 +7,7 @@ alone and make no version. What always holds:
   micro-batches.
 - Same state and same rollouts in the same order give bit-identical weights, so that steps lost in a crash can be done
   again.
-- An update whose gradients are not finite is left out and counted; three such steps in a row end the run.
+- An update whose loss or gradients are not finite is left out and counted; `max_bad_steps` in a row end the run.
 """
 
 import time
@@ -30,6 +30,7 @@ from moonmill.trainer import checkpoint
 from moonmill.trainer.advantages import gae_advantages, group_advantages, normalized
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.critic import Critic
+from moonmill.trainer.guard import Guard
 from moonmill.trainer.models import Packed, export_dtype, implementation_of, load_policy, precision
 from moonmill.trainer.packing import pack
 from moonmill.trainer.policy_update import PolicyUpdate
@@ -37,8 +38,6 @@ from moonmill.trainer.recompute import recompute_layers
 from moonmill.trainer.value_update import ValueUpdate
 from moonmill.trainer.weights import FullWeights, TrainedWeights, load_tensors, own_tensors, save_tensors
 from moonmill.types import Rollout
-
-_MOST_BAD_STEPS = 3
 
 
 class StepMetrics(Struct, frozen=True):
@@ -48,6 +47,8 @@ class StepMetrics(Struct, frozen=True):
     version: int
     updated: bool
     metrics: dict[str, float]
+    notice: str = ""
+    """What the user is to be told of it."""
 
 
 class _State(Struct, frozen=True):
@@ -83,7 +84,7 @@ class Learner:
         self._value_update = ValueUpdate(self.policy, critic, config.learner) if critic else None
         self._weights = _trained_weights(self.policy, config)
         self._policy_update = PolicyUpdate(self.policy, self._weights.parameters, self._algorithm.objective, config)
-        self._bad_steps = 0
+        self._guard = Guard(config.learner.max_bad_steps)
         self._torn = False
         self._seconds: dict[str, float] = {}
 
@@ -96,8 +97,8 @@ class Learner:
         """Learn from one batch.
 
         Raises:
-            RunError: a rollout cannot be trained on, gradients were not finite for three steps in a row, or an earlier
-                step failed half-way.
+            RunError: a rollout cannot be trained on, an update was left out for too many steps in a row, or an
+                earlier step failed half-way.
         """
         self._refuse_torn()
         self._seconds = {}
@@ -113,13 +114,14 @@ class Learner:
         }
         with precision(self._config.model):
             updated = self._learn(batch, rollouts, metrics)
-        self._count_bad_step(metrics)
+        suspects = [rollouts[place].id for place in self._policy_update.suspects]
+        notice = self._guard.see(self.step_number + 1, metrics, suspects)
         metrics |= {f"seconds_{phase}": seconds for phase, seconds in self._seconds.items()}
         self.step_number += 1
         self.version += updated
         self._torn = False
         finite = {name: value for name, value in metrics.items() if isfinite(value)}
-        return StepMetrics(self.step_number, self.version, updated, finite)
+        return StepMetrics(self.step_number, self.version, updated, finite, notice)
 
     def export(self, folder: Path) -> None:
         """Write what is trained of the policy into `folder` as the engine loads it: whole or not at all.
@@ -158,7 +160,7 @@ class Learner:
                 f"{path} is damaged, or no checkpoint of this run: {type(e).__name__}: {e}. Remove it to go on from "
                 "the one before"
             ) from e
-        self.step_number, self.version, self._bad_steps = state.step, state.version, state.bad_steps
+        self.step_number, self.version, self._guard.in_a_row = state.step, state.version, state.bad_steps
         self._torn = False
 
     def _save(self, folder: Path) -> None:
@@ -174,7 +176,7 @@ class Learner:
             if isinstance(e.__context__, OSError):
                 raise e.__context__ from e
             raise
-        state = _State(self.step_number, self.version, self._bad_steps)
+        state = _State(self.step_number, self.version, self._guard.in_a_row)
         (folder / "state.json").write_bytes(msgspec.json.encode(state))
 
     def _learn(self, batch: Sequence[Packed], rollouts: Sequence[Rollout], metrics: dict[str, float]) -> bool:
@@ -201,17 +203,6 @@ class Learner:
             advantages = normalized(advantages)
         with self._timed("policy"):
             return self._policy_update.update(batch, advantages, self.version, metrics)
-
-    def _count_bad_step(self, metrics: dict[str, float]) -> None:
-        wrong = [name for name in ("skipped_updates", "skipped_critic_updates") if metrics.get(name)]
-        self._bad_steps = self._bad_steps + 1 if wrong else 0
-        if self._bad_steps >= _MOST_BAD_STEPS:
-            which = " and ".join("critic" if "critic" in name else "policy" for name in wrong)
-            raise RunError(
-                f"learner step {self.step_number + 1}: the gradients of the {which} were not finite, for the "
-                f"{self._bad_steps}rd step in a row: the run has diverged. Go back to a checkpoint with a lower "
-                "learner.lr or algorithm.critic.lr"
-            )
 
     def _refuse_torn(self) -> None:
         if self._torn:

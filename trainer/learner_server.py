@@ -78,12 +78,12 @@ def make_app(learner: "Learner", run: RunDirectory, config: Config) -> Starlette
         weights = run.weights / f"v{done.version:06d}"
         run.require_held()
         if not done.updated:
-            return StepAnswer(done.step, done.version, None, done.metrics)
+            return StepAnswer(done.step, done.version, None, done.metrics, notice=done.notice)
         begin = time.perf_counter()
         learner.export(weights)
         metrics = {**done.metrics, "seconds_export": time.perf_counter() - begin}
         answer = likeliest_logprob(learner.policy, wanted.probe, config.model) if wanted.probe else None
-        return StepAnswer(done.step, done.version, str(weights), metrics, answer)
+        return StepAnswer(done.step, done.version, str(weights), metrics, answer, done.notice)
 
     def probe(wanted: ProbeRequest) -> ProbeAnswer:
         return ProbeAnswer(likeliest_logprob(learner.policy, wanted.tokens, config.model))

@@ -26,6 +26,8 @@ class StepAnswer(Struct, frozen=True):
     """Finite numbers only; what a step does not know is left out."""
     probe: float | None = None
     """Log-probability of the likeliest token after the probe, at temperature 1; None where there is no new version."""
+    notice: str = ""
+    """What the user is to be told of the step."""
 
 
 class ProbeRequest(Struct, frozen=True):

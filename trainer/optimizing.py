@@ -1,10 +1,10 @@
-"""AdamW and what surrounds it: learning-rate warm-up, clipping, a guard against gradients that are not finite."""
+"""AdamW and what surrounds it: learning-rate warm-up, clipping, and no update where something is not finite."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from moonmill.config import LearnerConfig
 
@@ -35,14 +35,18 @@ class Optimizer:
         """The learning rate of the next update."""
         return self._peak * min(1.0, (self.updates + 1) / max(1, self._warmup))
 
-    def update(self) -> tuple[float, bool]:
+    def update(self, losses: Iterable[Tensor]) -> tuple[float, bool]:
         """Clip, update, and drop the gradients.
 
+        Args:
+            losses: what the gradients are of.
+
         Returns:
-            The gradients' norm before clipping, and whether there was an update: none where that is not finite.
+            The gradients' norm before clipping, and whether there was an update: none where that or a loss is not
+            finite.
         """
         norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_norm))
-        finite = norm - norm == 0
+        finite = norm - norm == 0 and all(bool(loss.isfinite().all()) for loss in losses)
         if finite:
             for group in self._adam.param_groups:
                 group["lr"] = self.lr

@@ -13,6 +13,7 @@ from moonmill.config import Config
 from moonmill.trainer.algorithms.dis import dis
 from moonmill.trainer.algorithms.ppo_clip import ppo_clip
 from moonmill.trainer.algorithms.presets import Objective
+from moonmill.trainer.guard import not_finite
 from moonmill.trainer.metrics import TokenStats, policy_metrics
 from moonmill.trainer.models import Packed, action_logprobs
 from moonmill.trainer.optimizing import Optimizer
@@ -31,6 +32,9 @@ class PolicyUpdate:
     def __init__(
         self, policy: PreTrainedModel, parameters: Sequence[nn.Parameter], objective: Objective, config: Config
     ) -> None:
+        self.suspects: list[int] = []
+        """Places in the last batch of rollouts that have log-probabilities, ours or as sampled, that are not finite;
+        only looked for where the update was left out."""
         self._policy = policy
         self._sampling = config.sampling
         self._objective = _objective(objective)
@@ -39,7 +43,7 @@ class PolicyUpdate:
     def update(
         self, batch: Sequence[Packed], advantages: Sequence[Tensor], version: int, metrics: dict[str, float]
     ) -> bool:
-        """Update once; returns whether that was done: not where gradients were not finite.
+        """Update once; returns whether that was done: not where loss or gradients were not finite.
 
         Args:
             batch: the micro-batches.
@@ -58,8 +62,9 @@ class PolicyUpdate:
             stats.append(TokenStats(logprobs.detach(), micro.behaviour, kept, entropy, loss.detach(), fresh))
         metrics |= policy_metrics(stats)
         metrics["lr"] = self._optimizer.lr
-        metrics["grad_norm"], done = self._optimizer.update()
+        metrics["grad_norm"], done = self._optimizer.update(s.loss for s in stats)
         metrics["skipped_updates"] = float(not done)
+        self.suspects = [] if done else not_finite(batch, [s.logprobs + s.behaviour for s in stats])
         return done
 
     def state_dict(self) -> dict[str, Any]:

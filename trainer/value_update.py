@@ -44,13 +44,16 @@ class ValueUpdate:
         before: list[Values] = []
         targets: list[Tensor] = []
         for update in range(self.config.updates):
+            losses = []
             for index, packed in enumerate(batch):
                 values, ends = self.critic(packed)
                 if update == 0:
                     before.append((values.detach(), ends.detach()))
                     targets.append(critic_targets(advantage, packed.batch, *before[-1]))
-                torch.autograd.backward(0.5 * (values - targets[index]).square().sum() / count)
-            norm, done = self._optimizer.update()
+                loss = 0.5 * (values - targets[index]).square().sum() / count
+                torch.autograd.backward(loss)
+                losses.append(loss.detach())
+            norm, done = self._optimizer.update(losses)
             metrics["skipped_critic_updates"] = metrics.get("skipped_critic_updates", 0.0) + (not done)
         metrics["critic_grad_norm"] = norm
         value, target = torch.cat([v for v, _ in before]), torch.cat(targets)

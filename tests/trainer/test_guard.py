@@ -1,0 +1,102 @@
+"""The guard: an update with numbers that are not finite is left out, told and counted, and in the end stops the run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from moonmill.algorithm_config import AlgorithmConfig, GroupZscoreConfig
+from moonmill.config import LearnerConfig, LoraConfig
+from moonmill.errors import RunError
+from moonmill.trainer.learner import Learner
+from moonmill.trainer.optimizing import Optimizer
+from moonmill.types import Action, Rollout
+from tests.trainer.conftest import MakeConfig, sampled
+from tests.trainer.test_learner import difference, of_all_weights_or_an_adapter, weights
+
+GRPO = AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=4))
+
+
+def broken(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """The same rollouts, one with a reward that poisons all gradients."""
+    return [msgspec.structs.replace(rollouts[0], reward=float("nan")), *rollouts[1:]]
+
+
+def with_a_bad_logprob(rollouts: Sequence[Rollout], at: int, logprob: float) -> list[Rollout]:
+    """The same rollouts, one with an action token of this log-probability."""
+    first, *others = rollouts[at].segments
+    acted = next(s for s in others if isinstance(s, Action))
+    changed = Action(acted.tokens, (logprob, *acted.logprobs[1:]), acted.versions)
+    segments = (first, *(changed if s is acted else s for s in others))
+    return [msgspec.structs.replace(r, segments=segments) if i == at else r for i, r in enumerate(rollouts)]
+
+
+@of_all_weights_or_an_adapter
+def test_gradients_that_are_not_finite_are_left_out_and_counted(
+    make_config: MakeConfig, model_path: Path, lora: LoraConfig | None
+):
+    learner = Learner(make_config(lora=lora))
+    start = weights(learner)
+    assert learner.critic is not None
+    head = learner.critic.head.weight.clone()
+    done = learner.step(broken(sampled(model_path, 0)))
+    assert (done.step, done.version, done.updated) == (1, 0, False)
+    assert done.metrics["skipped_updates"] == 1
+    assert done.metrics["skipped_critic_updates"] == 2
+    assert torch.equal(learner.critic.head.weight, head)
+    assert difference(weights(learner), start) == 0
+    assert done.notice == (
+        "learner step 1: loss or gradients of the critic and policy were not finite, and the update was left out"
+    )
+
+
+def test_a_loss_that_is_not_finite_is_enough():
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = Optimizer([parameter], 0.1, LearnerConfig())
+    for loss, expected in ((float("inf"), False), (float("nan"), False), (1.0, True)):
+        parameter.grad = torch.ones(2)
+        assert optimizer.update([torch.ones(3), torch.tensor([loss])])[1] is expected
+        assert parameter.grad is None
+        assert torch.equal(parameter, torch.ones(2)) is not expected
+    assert optimizer.updates == 1
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
+def test_rollouts_with_log_probabilities_that_are_not_finite_are_named(
+    make_config: MakeConfig, model_path: Path, logprob: float
+):
+    learner = Learner(make_config(algorithm=GRPO, learner=LearnerConfig(batch_rollouts=8, micro_batch_tokens=60)))
+    rollouts = [msgspec.structs.replace(r, id=f"episode-{r.id}") for r in sampled(model_path, 0, group_size=4)]
+    done = learner.step(with_a_bad_logprob(with_a_bad_logprob(rollouts, 6, logprob), 2, logprob))
+    assert not done.updated
+    assert done.notice == (
+        "learner step 1: loss or gradients of the policy were not finite, and the update was left out; not finite are "
+        "the log-probabilities of rollouts episode-2, episode-6"
+    )
+    assert learner.step(rollouts).notice == ""
+
+
+def test_so_many_such_steps_in_a_row_end_the_run(make_config: MakeConfig, model_path: Path):
+    learner = Learner(make_config())
+    good = sampled(model_path, 0)
+    bad = broken(good)
+    for batch in (bad, bad, good, bad, bad):
+        learner.step(batch)
+    with pytest.raises(RunError) as ended:
+        learner.step(bad)
+    assert str(ended.value) == (
+        "learner step 6: loss or gradients of the critic and policy were not finite, for 3 steps in a row "
+        "(learner.max_bad_steps): the run has diverged. Go back to a checkpoint with a lower learner.lr or "
+        "algorithm.critic.lr"
+    )
+    with pytest.raises(RunError, match="restore a checkpoint"):
+        learner.step(good)
+
+
+def test_how_many_is_a_key(make_config: MakeConfig, model_path: Path):
+    learner = Learner(make_config(learner=LearnerConfig(batch_rollouts=8, max_bad_steps=1)))
+    with pytest.raises(RunError, match="for 1 step in a row"):
+        learner.step(broken(sampled(model_path, 0)))
