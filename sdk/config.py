@@ -145,6 +145,10 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     memory for long rollouts, steps about a third longer, the same gradients."""
     max_bad_steps: PositiveInt = 3
     """An update whose loss or gradients are not finite is left out; so many such steps in a row end the run."""
+    deterministic: bool = True
+    """Compute so that the same steps give the same bits: steps that a crash has lost are done again from the log, and
+    arrive where they did. On a CPU that costs nothing to speak of. On a GPU deterministic kernels are slower, and a
+    warning tells of operations that have none."""
     threads: PositiveInt = 1
     """CPU threads it computes with."""
     step_timeout: PositiveFloat = 1800.0

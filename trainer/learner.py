@@ -229,6 +229,6 @@ def make_deterministic(config: Config) -> None:
     torch.set_num_threads(config.learner.threads)
     torch.manual_seed(derive_seed(config.train.seed, "learner"))
     # Where a GPU has no deterministic kernel, a warning is better than no training.
-    torch.use_deterministic_algorithms(True, warn_only=config.model.device != "cpu")
+    torch.use_deterministic_algorithms(config.learner.deterministic, warn_only=config.model.device != "cpu")
     # Fresh memory is not read before it is written, so filling it beforehand only takes time: 5% of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
