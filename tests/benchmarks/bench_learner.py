@@ -1,17 +1,24 @@
-"""Learner: trained tokens/s, packed, beside a plain padded loop over the same rollouts in the same run.
+"""Learner: trained tokens/s, packed, beside a plain padded loop over the same rollouts in the same run, and beside TRL.
 
-    python tests/benchmarks/bench_learner.py [--json] [--threads 1] [--repeat 7]
+    python tests/benchmarks/bench_learner.py [--json] [--threads 1] [--repeat 7] [--trl PYTHON [--size 135m]]
 
 One policy update each, from rollouts to updated weights: forward, `dis` loss, backward, AdamW. The same model (a random
 Llama of 64 hidden × 3 layers) and the same 64 rollouts of 40-120 tokens. The padded loop is what one writes first: one
 batch as wide as its longest rollout, logits everywhere, a mask at the end. That both compute the same gradient is
 checked before anything is timed. The two take turns, and the best of the repetitions counts. At the end, one whole SAO
 step of the learner, with its two value updates.
+
+`--trl PYTHON`, with a Python that has TRL (`pip install trl==1.16.0` beside torch and transformers as pinned here),
+races whole learner steps of the preset `grpo` against those of TRL's GRPOTrainer: the same model, rollouts in groups of
+8 and recorded log-probabilities, one update each in turns, from having the rollouts to updated weights, with metrics.
+Trained tokens are the sampled ones on both sides. That both begin with the same gradient is checked. `--size 135m` does
+that alone, with 16 rollouts and a model of SmolLM2-135M's shape.
 """
 
 import argparse
 import json
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,12 +26,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from moonmill.algorithm_config import AlgorithmConfig, CriticConfig
+from moonmill.algorithm_config import AlgorithmConfig, CriticConfig, GroupZscoreConfig
 from moonmill.config import Config, EnvConfig, LearnerConfig, ModelConfig
 from moonmill.trainer.algorithms.dis import dis
 from moonmill.trainer.attention import PACKED
@@ -37,6 +45,24 @@ VOCAB = 100
 ROLLOUTS = 64
 LR = 1e-4
 TOLERANCE = 1e-5
+SHAPES: dict[str, dict[str, int]] = {
+    "small": {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+    },
+    "135m": {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    },
+}
 
 
 def main() -> None:
@@ -45,16 +71,30 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--trl", metavar="PYTHON", help="a Python that has TRL, to be measured beside it")
+    parser.add_argument("--size", choices=list(SHAPES), default="small", help="of the model")
     args = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder))
-        figures = measure(folder, args.threads, args.repeat)
+        make_model(Path(folder), args.size)
+        figures = measure(folder, args.threads, args.repeat) if args.size == "small" else {}
+        if args.trl:
+            figures |= beside_trl(args.trl, Path(folder), 64 if args.size == "small" else 16, args.threads, args.repeat)
     if args.json:
         print(json.dumps(figures))
         return
-    print(f"one policy update over {figures['tokens']:.0f} tokens, {args.threads} thread(s), best of {args.repeat}")
+    if args.size == "small":
+        print_table(figures, args.threads, args.repeat)
+    if args.trl:
+        ratio = figures["grpo"] / figures["trl"]
+        print(f"a whole GRPO step over {figures['acted']:.0f} sampled tokens, trained tokens/s")
+        print(f"{'TRL':>8} {figures['trl']:9.0f}")
+        print(f"{'ours':>8} {figures['grpo']:9.0f} ({ratio:.2f}×)")
+
+
+def print_table(figures: dict[str, float], threads: int, repeat: int) -> None:
+    print(f"one policy update over {figures['tokens']:.0f} tokens, {threads} thread(s), best of {repeat}")
     print(f"{'':>8} {'computed':>9} {'tokens/s':>9}")
     print(f"{'padded':>8} {figures['padded_tokens']:9.0f} {figures['padded']:9.0f}")
     ratio = figures["packed"] / figures["padded"]
@@ -74,7 +114,7 @@ def measure(folder: str, threads: int, repeat: int) -> dict[str, float]:
         learner=LearnerConfig(batch_rollouts=ROLLOUTS, lr=LR, threads=threads),
     )
     make_deterministic(config)
-    rollouts = make_rollouts()
+    rollouts = make_rollouts(ROLLOUTS)
     tokens = sum(r.tokens for r in rollouts)
     advantages = torch.randn(sum(r.action_tokens for r in rollouts))
     ways = [
@@ -94,6 +134,68 @@ def measure(folder: str, threads: int, repeat: int) -> dict[str, float]:
         "step_seconds": step_seconds(best),
         "critic_seconds": best["seconds_critic"] + best["seconds_advantages"],
         "policy_seconds": best["seconds_policy"],
+    }
+
+
+def beside_trl(python: str, folder: Path, count: int, threads: int, repeat: int) -> dict[str, float]:
+    """Trained tokens per second of a GRPO step, ours and TRL's."""
+    config = Config(
+        env=EnvConfig("benchmark"),
+        model=ModelConfig(str(folder)),
+        algorithm=AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=8, epsilon=1e-4)),
+        learner=LearnerConfig(batch_rollouts=count, lr=LR, threads=threads, max_grad_norm=1e9),
+    )
+    make_deterministic(config)
+    learner = Learner(config)
+    rollouts = as_sampled(learner.policy, make_rollouts(count))
+    (folder / "rollouts.json").write_text(json.dumps({"lr": LR, "rollouts": [told(r) for r in rollouts]}))
+    script = Path(__file__).with_name("trl_update.py")
+    ours, theirs = list[float](), list[float]()
+    with subprocess.Popen(
+        [python, str(script), str(folder), str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as peer:
+        assert peer.stdin
+        assert peer.stdout
+        for number in range(repeat + 1):
+            peer.stdin.write("update\n")
+            peer.stdin.flush()
+            answer = json.loads(peer.stdout.readline())
+            begin = time.perf_counter()
+            metrics = learner.step(rollouts).metrics
+            ours.append(time.perf_counter() - begin)
+            theirs.append(answer["seconds"])
+            if number == 0:
+                require_same("gradients", metrics["grad_norm"], answer["norm"])
+    acted = sum(r.action_tokens for r in rollouts)
+    return {"acted": acted, "grpo": acted / min(ours), "trl": acted / min(theirs)}
+
+
+def as_sampled(policy: PreTrainedModel, rollouts: list[Rollout]) -> list[Rollout]:
+    """The rollouts with the log-probabilities of their action tokens under the policy."""
+    result = []
+    for rollout in rollouts:
+        (batch,) = pack([rollout], budget=1_000_000)
+        with torch.no_grad():
+            found = action_logprobs(policy, Packed(batch, PACKED, torch.device("cpu")), Sampling())[0].tolist()
+        own = iter(found)
+        segments = tuple(
+            Action(s.tokens, tuple(next(own) for _ in s.tokens), s.versions) if isinstance(s, Action) else s
+            for s in rollout.segments
+        )
+        result.append(replace(rollout, segments=segments))
+    return result
+
+
+def told(rollout: Rollout) -> dict[str, object]:
+    """A rollout as TRL is given it: what comes after the prompt is the completion, its observations masked."""
+    prompt, *rest = rollout.segments
+    return {
+        "prompt": prompt.tokens,
+        "completion": [t for s in rest for t in s.tokens],
+        "mask": [int(isinstance(s, Action)) for s in rest for _ in s.tokens],
+        "logprobs": [p for s in rest for p in (s.logprobs if isinstance(s, Action) else [0.0] * len(s.tokens))],
+        "reward": rollout.reward,
+        "group": rollout.group,
     }
 
 
@@ -154,35 +256,32 @@ def race(ways: list[Way], repeat: int) -> list[float]:
 
 def require_equal(one: Tensor, other: Tensor) -> None:
     """End the benchmark where the two ways do not compute the same."""
-    difference = float((one - other).abs().max() / one.abs().max())
+    largest = float(one.abs().max())
+    require_same("gradients", largest + float((one - other).abs().max()), largest)
+
+
+def require_same(what: str, one: float, other: float) -> None:
+    """End the benchmark where two numbers differ by more than rounding."""
+    difference = abs(one - other) / abs(other)
     if not difference < TOLERANCE:
-        sys.exit(f"the two gradients differ by {difference:.2g} of the largest: there is nothing to compare")
+        sys.exit(f"the two {what} differ by {difference:.2g} of the largest: there is nothing to compare")
 
 
 def step_seconds(metrics: dict[str, float]) -> float:
     return sum(seconds for name, seconds in metrics.items() if name.startswith("seconds_"))
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder: Path, size: str) -> None:
     """Write the model that is measured."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
+    config = LlamaConfig(**SHAPES[size], max_position_embeddings=512, tie_word_embeddings=True)
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def make_rollouts() -> list[Rollout]:
+def make_rollouts(count: int) -> list[Rollout]:
     """Rollouts of four turns, shortest first: about as the calculator's, half of the tokens sampled."""
     draw = random.Random(0)
-    rollouts = [make_rollout(draw, index) for index in range(ROLLOUTS)]
+    rollouts = [make_rollout(draw, index) for index in range(count)]
     return sorted(rollouts, key=lambda r: r.tokens)
 
 
@@ -201,6 +300,7 @@ def make_rollout(draw: random.Random, index: int) -> Rollout:
         stop_reason=StopReason.ANSWERED,
         segments=tuple(segments),
         reward=float(draw.random() < 0.5),
+        group=str(index // 8),
     )
 
 
