@@ -17,7 +17,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+
+_CHUNK = 64
+"""Tokens of a rollout that are gone through one after the other; its chunks are, and all rollouts, side by side."""
 
 
 def skip_observation_gae(
@@ -40,22 +42,15 @@ def skip_observation_gae(
         bootstrap: `[rollouts]`, the value of the context each rollout ends with, 0 where the episode has truly ended;
             None: all have.
     """
-    value = _columns(values, lengths)
-    after = value.new_zeros(len(lengths)) if bootstrap is None else bootstrap.to(value)
-    following = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], 1)
-    last = torch.tensor(lengths, device=value.device) - 1
-    # A row's padding holds zeros, so the recursion enters it at its last token with Â = 0 and the value put in here.
-    following[torch.arange(len(lengths), device=value.device), last] = after
-    deltas = _columns(rewards, lengths) + gamma * following - value
-    advantages = torch.zeros_like(value)
-    carried = value.new_zeros(len(lengths))
-    decay = gamma * lam.to(value)
-    inside = torch.arange(value.shape[1], device=value.device) <= last.unsqueeze(1)
-    deltas = deltas * inside
-    for t in range(value.shape[1] - 1, -1, -1):
-        carried = deltas[:, t] + decay * carried
-        advantages[:, t] = carried
-    return advantages[inside].to(values.dtype)
+    # In float64: the sums are long.
+    value = values.double()
+    counts = torch.tensor(lengths, device=value.device)
+    last = counts.cumsum(0) - 1
+    following = torch.empty_like(value)
+    following[:-1] = value[1:]
+    following[last] = 0.0 if bootstrap is None else bootstrap.to(value)
+    deltas = following.mul_(gamma).add_(rewards).sub_(value)
+    return _scan(deltas, gamma * lam.to(value), counts).to(values.dtype)
 
 
 def adaptive_lambda(lengths: Sequence[int], alpha: float) -> Tensor:
@@ -84,6 +79,31 @@ def place_rewards(reward: float, turn_rewards: Sequence[float], action_lengths: 
     return placed
 
 
-def _columns(flat: Tensor, lengths: Sequence[int]) -> Tensor:
-    """`[rollouts, longest]`, padded with zeros on the right. In float64: the sums are long and the tensors small."""
-    return pad_sequence(list(torch.split(flat.double(), list(lengths))), batch_first=True)
+def _scan(terms: Tensor, decay: Tensor, lengths: Tensor) -> Tensor:
+    """y_t = terms_t + decay·y_{t+1} within each of several rows that lie end to end, `[sum(lengths)]`.
+
+    Rows are cut into chunks from their ends. Each chunk is summed up as if nothing came after it, all of them at once;
+    what does come after is the same sum again over the chunks' first elements, and is added with its decay.
+
+    Args:
+        terms: `[sum(lengths)]`.
+        decay: `[rows]`, at most 1.
+        lengths: `[rows]`.
+    """
+    chunks = (lengths + _CHUNK - 1).div_(_CHUNK, rounding_mode="floor")
+    padding = (chunks * _CHUNK - lengths).cumsum_(0)  # Each row's stands before its first element.
+    place = torch.arange(len(terms), device=terms.device) + padding.repeat_interleave(lengths)
+    count = int(chunks.sum())
+    laid = terms.new_zeros(count * _CHUNK)
+    laid[place] = terms
+    columns = laid.view(count, _CHUNK).t().contiguous()
+    decays = decay.repeat_interleave(chunks)
+    for t in range(_CHUNK - 2, -1, -1):
+        columns[t].addcmul_(decays, columns[t + 1])
+    if count > len(lengths):
+        after = torch.zeros_like(decays)
+        after[:-1] = _scan(columns[0], decay**_CHUNK, chunks)[1:]
+        after[chunks.cumsum(0) - 1] = 0.0
+        for t in range(_CHUNK - 1, -1, -1):
+            columns[t].add_(after.mul_(decays))
+    return columns.t().reshape(-1)[place]
