@@ -1,5 +1,6 @@
 """Write docs/configuration.md from the config's own source: the docstring under a field is its documentation, its type
-says what belongs there. Presets are written out from `trainer/algorithms/presets.py`.
+says what belongs there. Presets are written out from `trainer/algorithms/presets.py`, what goes together from
+`trainer/algorithms/combinations.py`.
 
     python docs/make_configuration.py
 
@@ -10,13 +11,16 @@ import ast
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import msgspec
 
 from moonmill import algorithm_config, config, plain_yaml, types
 from moonmill.config_check import describe
 from moonmill.config_io import plain
+from moonmill.trainer.algorithms.combinations import RULES, Advantage, ResolvedAlgorithm, problem, tag
+from moonmill.trainer.algorithms.objectives import Correction, Objective
 from moonmill.trainer.algorithms.presets import PRESETS
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -31,8 +35,19 @@ SECTIONS = {
     "AlgorithmConfig": "`algorithm`",
     "GaeConfig": "`algorithm.advantage`, `type: gae`",
     "GroupZscoreConfig": "`algorithm.advantage`, `type: group_zscore`",
+    "GroupMeanConfig": "`algorithm.advantage`, `type: group_mean`",
+    "RlooConfig": "`algorithm.advantage`, `type: rloo`",
+    "RunningMeanConfig": "`algorithm.advantage`, `type: running_mean`",
     "DisConfig": "`algorithm.objective`, `type: dis`",
     "PpoClipConfig": "`algorithm.objective`, `type: ppo_clip`",
+    "CispoConfig": "`algorithm.objective`, `type: cispo`",
+    "GspoConfig": "`algorithm.objective`, `type: gspo`",
+    "DecoupledPpoConfig": "`algorithm.objective`, `type: decoupled_ppo`",
+    "ReinforceConfig": "`algorithm.objective`, `type: reinforce`",
+    "NoCorrectionConfig": "`algorithm.correction`, `type: none`",
+    "TisConfig": "`algorithm.correction`, `type: tis`",
+    "IcepopConfig": "`algorithm.correction`, `type: icepop`",
+    "KlConfig": "`algorithm.kl`",
     "CriticConfig": "`algorithm.critic`",
     "AsyncConfig": "`async`",
     "LearnerConfig": "`learner`",
@@ -58,15 +73,30 @@ first, then in the working directory. In a `--set` it is the other way round: th
 PRESETS_HEAD = """
 ## Presets
 
-`algorithm: {preset: …}` stands for what is written out here. Whatever the config says under `algorithm.advantage`,
-`algorithm.objective` or `algorithm.critic` replaces that part of the preset as a whole.
+`algorithm: {preset: …}` stands for what is written out here. Whatever the config says under one of these keys replaces
+that part of the preset as a whole. Where the values come from, and which were never published, stands at the top of
+`trainer/algorithms/presets.py`.
+"""
+TOGETHER = """
+## What goes together
+
+For each objective and advantage, the corrections that go with the two:
+
+"""
+RULES_HEAD = """
+The ratio of an objective is that to the policy that sampled. With a correction it is that to the learner's policy
+before the batch's updates, and the correction is the ratio of that one to the policy that sampled; with `reinforce`,
+which has no ratio, it is the ratio of the policy being trained to the one that sampled.
+
+`moonmill validate` and `moonmill train` refuse what makes no sense, with the reason:
+
 """
 
 
 def page() -> str:
     """The page's text."""
     sections = [f"\n## {title}\n\n{_section(name)}" for name, title in SECTIONS.items()]
-    return HEAD + "".join(sections) + PRESETS_HEAD + "".join(map(_preset, PRESETS))
+    return HEAD + "".join(sections) + TOGETHER + _together() + PRESETS_HEAD + "".join(map(_preset, PRESETS))
 
 
 def _section(name: str) -> str:
@@ -114,6 +144,27 @@ def _default(field: msgspec.inspect.Field) -> str:
         return "*needed*"
     value: Any = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     return "as there" if isinstance(value, msgspec.Struct) else f"`{json.dumps(plain(value))}`"
+
+
+def _together() -> str:
+    """The table of objectives, advantages and corrections, and the rules."""
+    advantages, objectives, corrections = (
+        [choice for choice in get_args(algorithm_config.AlgorithmConfig.__annotations__[key]) if choice is not NoneType]
+        for key in ("advantage", "objective", "correction")
+    )
+    lines = [["", *(f"`{tag(advantage())}`" for advantage in advantages)]]
+    lines.append(["---"] * len(lines[0]))
+    for objective in objectives:
+        cells = [_corrections(advantage(), objective(), corrections) for advantage in advantages]
+        lines.append([f"`{tag(objective())}`", *cells])
+    rules = "".join(f"- {inspect.getdoc(rule)}\n" for rule in RULES)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + RULES_HEAD + rules
+
+
+def _corrections(advantage: Advantage, objective: Objective, corrections: list[type[Correction]]) -> str:
+    critic = algorithm_config.CriticConfig() if isinstance(advantage, algorithm_config.GaeConfig) else None
+    fine = [c() for c in corrections if problem(ResolvedAlgorithm(advantage, objective, critic, c())) is None]
+    return ", ".join(f"`{tag(correction)}`" for correction in fine)
 
 
 def _preset(name: str) -> str:

@@ -1,9 +1,9 @@
 """The learner: policy, critic and their optimizers, updated one batch of rollouts at a time.
 
-A step is K value updates, advantages, and one policy update; the first `critic.warmup_steps` steps train the critic
-alone and make no version. What always holds:
+A step is K value updates, advantages, and the policy's updates, one where the algorithm says nothing else; the first
+`critic.warmup_steps` steps train the critic alone and make no version. What always holds:
 
-- Losses are divided by the number of action tokens of the whole batch, masked or not, however it is cut into
+- What a token weighs in a loss depends on the whole batch, masked tokens included, however it is cut into
   micro-batches.
 - Same state and same rollouts in the same order give bit-identical weights, so that steps lost in a crash can be done
   again.
@@ -22,12 +22,12 @@ import torch
 from msgspec import Struct
 from transformers import PreTrainedModel
 
-from moonmill.algorithm_config import GaeConfig, GroupZscoreConfig
+from moonmill.algorithm_config import GaeConfig, RunningMeanConfig
 from moonmill.config import Config
 from moonmill.errors import RunDirectoryError, RunError
 from moonmill.seeding import derive_seed
 from moonmill.trainer import checkpoint
-from moonmill.trainer.advantages import gae_advantages, group_advantages, normalized
+from moonmill.trainer.advantages import OutcomeAdvantages, gae_advantages, normalized
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.critic import Critic
 from moonmill.trainer.guard import Guard
@@ -83,7 +83,9 @@ class Learner:
         critic = self._algorithm.critic  # It copies the base: before there is an adapter in it.
         self._value_update = ValueUpdate(self.policy, critic, config.learner) if critic else None
         self._weights = _trained_weights(self.policy, config)
-        self._policy_update = PolicyUpdate(self.policy, self._weights.parameters, self._algorithm.objective, config)
+        self._policy_update = PolicyUpdate(self.policy, self._weights.parameters, self._algorithm, config)
+        advantage = self._algorithm.advantage
+        self._outcomes = None if isinstance(advantage, GaeConfig) else OutcomeAdvantages(advantage)
         self._guard = Guard(config.learner.max_bad_steps)
         self._torn = False
         self._seconds: dict[str, float] = {}
@@ -104,7 +106,7 @@ class Learner:
         self._seconds = {}
         with self._timed("pack"):
             implementation = implementation_of(self.policy)
-            micro_batches = pack(rollouts, self._config.learner.micro_batch_tokens)
+            micro_batches = pack(rollouts, self._config.learner.micro_batch_tokens, self._algorithm.minibatches)
             batch = [Packed(m, implementation, self._device) for m in micro_batches]
         self._torn = True
         metrics = {
@@ -154,6 +156,8 @@ class Learner:
             if self._value_update is not None:
                 load_tensors(own_tensors(self._value_update.critic), path / "critic.safetensors")
                 self._value_update.load_state_dict(saved["critic"])
+            if self._outcomes is not None:
+                self._outcomes.load_state_dict(saved["outcomes"])
             torch.set_rng_state(saved["random"].cpu())
         except Exception as e:  # a damaged file can make safetensors, pickle and torch raise nearly anything
             raise RunError(
@@ -169,6 +173,8 @@ class Learner:
         if self._value_update is not None:
             save_tensors(own_tensors(self._value_update.critic), folder / "critic.safetensors")
             optimizers["critic"] = self._value_update.state_dict()
+        if self._outcomes is not None:
+            optimizers["outcomes"] = self._outcomes.state_dict()
         try:
             with (folder / "optimizers.pt").open("wb") as file:
                 torch.save(optimizers, file)
@@ -182,10 +188,10 @@ class Learner:
     def _learn(self, batch: Sequence[Packed], rollouts: Sequence[Rollout], metrics: dict[str, float]) -> bool:
         """Returns whether the policy was updated."""
         advantage = self._algorithm.advantage
-        if isinstance(advantage, GroupZscoreConfig):
-            advantages = group_advantages(advantage, [p.batch for p in batch], rollouts)
-            advantages = [a.to(self._device) for a in advantages]
+        if self._outcomes is not None:
+            advantages = self._outcomes([p.batch for p in batch], rollouts)
         else:
+            assert isinstance(advantage, GaeConfig)
             assert self._value_update is not None
             critic = self._value_update.config
             with self._timed("critic"):
@@ -199,7 +205,7 @@ class Learner:
         everything = torch.cat(advantages)
         metrics["advantage_mean"] = float(everything.mean())
         metrics["advantage_std"] = float(everything.std(correction=0))
-        if isinstance(advantage, GaeConfig) and advantage.normalize:
+        if isinstance(advantage, GaeConfig | RunningMeanConfig) and advantage.normalize:
             advantages = normalized(advantages)
         with self._timed("policy"):
             return self._policy_update.update(batch, advantages, self.version, metrics)

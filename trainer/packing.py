@@ -3,6 +3,7 @@
 What always holds: every rollout of a batch is in exactly one micro-batch, whole; a micro-batch has at most `budget`
 tokens, unless a single rollout alone has more; tokens are those that were sampled and observed, untouched. The order
 depends on the rollouts alone: shortest first, so that neighbours are of similar length, which is what attention likes.
+Where a batch is cut into parts, which updates take one after the other, a micro-batch is of one part.
 
 The log-probability of a token, and the value of the context before it, are read one place to its left: `before`.
 """
@@ -45,6 +46,8 @@ class MicroBatch:
     """`[R][turns]`, tokens of each action."""
     truncated: Tensor
     """`[R]`, 1 where a limit ended the episode."""
+    part: int = 0
+    """The part of the batch its rollouts are of."""
 
     @property
     def before(self) -> Tensor:
@@ -69,32 +72,34 @@ class MicroBatch:
         return replace(self, **moved)
 
 
-def pack(rollouts: Sequence[Rollout], budget: int) -> tuple[MicroBatch, ...]:
+def pack(rollouts: Sequence[Rollout], budget: int, parts: int = 1) -> tuple[MicroBatch, ...]:
     """Micro-batches of at most `budget` tokens; a longer rollout gets one of its own.
 
     Args:
         rollouts: scored, each with at least one action token.
         budget: tokens in one forward pass.
+        parts: so many parts of about equally many rollouts, in their order.
 
     Raises:
         RunError: a rollout that cannot be trained on.
     """
     for rollout in rollouts:
         _check(rollout)
-    order = sorted(range(len(rollouts)), key=lambda i: (rollouts[i].tokens, i))
+    part = [i * parts // len(rollouts) for i in range(len(rollouts))]
+    order = sorted(range(len(rollouts)), key=lambda i: (part[i], rollouts[i].tokens, i))
     bins: list[list[int]] = []
     filled = budget
     for index in order:
         size = rollouts[index].tokens
-        if filled + size > budget:
+        if filled + size > budget or part[index] != part[bins[-1][0]]:
             bins.append([])
             filled = 0
         bins[-1].append(index)
         filled += size
-    return tuple(_micro_batch(rollouts, indices) for indices in bins)
+    return tuple(_micro_batch(rollouts, indices, part[indices[0]]) for indices in bins)
 
 
-def _micro_batch(rollouts: Sequence[Rollout], indices: Sequence[int]) -> MicroBatch:
+def _micro_batch(rollouts: Sequence[Rollout], indices: Sequence[int], part: int) -> MicroBatch:
     tokens: list[int] = []
     positions: list[int] = []
     bounds = [0]
@@ -127,6 +132,7 @@ def _micro_batch(rollouts: Sequence[Rollout], indices: Sequence[int]) -> MicroBa
         action_lengths=tuple(map(sum, turns)),
         turn_lengths=tuple(turns),
         truncated=torch.tensor([float(rollouts[i].status is Status.TRUNCATED) for i in indices]),
+        part=part,
     )
 
 

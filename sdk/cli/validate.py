@@ -63,16 +63,17 @@ def _print(checks: "Sequence[Check]", algorithm: dict[str, Any] | None) -> None:
     for check in checks:
         grid.add_row(_WORDS[check.ok], check.name, check.detail, style="red" if check.ok is False else None)
         if check.name == "algorithm" and algorithm:
-            for part in ("advantage", "objective", "critic"):
-                grid.add_row("", f"  {part}", _settings(algorithm[part]))
+            for part, choice in algorithm.items():
+                if part != "preset":
+                    grid.add_row("", f"  {part}", _settings(choice))
     out.print(grid)
 
 
-def _settings(part: dict[str, Any] | None) -> str:
-    if part is None:
-        return "none"
+def _settings(part: dict[str, Any] | str | float | None) -> str:
+    if not isinstance(part, dict):
+        return "none" if part is None else str(part)
     values = ", ".join(f"{key} {value}" for key, value in part.items() if key != "type")
-    return f"{part['type']}: {values}" if "type" in part else values
+    return ": ".join(text for text in (part.get("type"), values) if text)
 
 
 def _say_ok(checks: "Sequence[Check]") -> None:

@@ -81,7 +81,7 @@ def test_every_kind_of_event_is_explained() -> None:
 
 
 def test_every_metric_of_the_learner_is_explained() -> None:
-    code = "".join((ROOT / "trainer" / name).read_text() for name in ("learner.py", "metrics.py"))
+    code = "".join((ROOT / "trainer" / name).read_text() for name in ("learner.py", "metrics.py", "policy_update.py"))
     names = set(re.findall(r'metrics\["(\w+)"\]|^ +"(\w+)": |_timed\("(\w+)"\)', code, re.MULTILINE))
     metrics = {metric or item or f"seconds_{phase}" for metric, item, phase in names}
     section = (ROOT / "docs" / "runs.md").read_text().partition("### `metrics`")[2].partition("\n## ")[0]

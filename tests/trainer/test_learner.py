@@ -94,7 +94,8 @@ def test_the_gradient_is_that_of_the_loss_over_the_batchs_action_tokens(make_con
             for place, row in enumerate(rows)
         ]
         made.append(rollout(*segments, reward=float(index), id=str(index), group="g"))
-    group = AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=2, epsilon=1e-12))
+    advantage = GroupZscoreConfig(group_size=2, epsilon=1e-12)
+    group = AlgorithmConfig("grpo", advantage=advantage, normalization="token")
     config = make_config(algorithm=group, learner=LearnerConfig(batch_rollouts=2, lr=1e-9, max_grad_norm=1e9))
 
     reference = Learner(config).policy

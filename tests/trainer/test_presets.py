@@ -26,7 +26,9 @@ def test_sao_is_as_published():
 
 def test_grpo_compares_groups_and_has_no_critic():
     algorithm = resolve(AlgorithmConfig("grpo"), 64)
-    assert algorithm == ResolvedAlgorithm(GroupZscoreConfig(group_size=8), PpoClipConfig(low=0.2, high=0.2), None)
+    assert algorithm == ResolvedAlgorithm(
+        GroupZscoreConfig(group_size=8), PpoClipConfig(low=0.2, high=0.2), None, normalization="sequence"
+    )
     assert (algorithm.group_size, algorithm.min_valid) == (8, 2)
 
 

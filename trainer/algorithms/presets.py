@@ -1,45 +1,55 @@
-"""Presets: vetted combinations of advantage, objective and critic, and what combinations make sense.
+"""Presets: vetted combinations, with the values that were published and where.
+
+Learning rates belong to the model and the optimizer (`learner.lr`); they are told here, and set by the config alone.
 
 - `sao`: SAO (arXiv 2607.07508), its reasoning setting: skip-observation GAE with γ = 1 and λ = 1 − 1/(1.5·l), critic
   λ = 1; `dis` with 0.3/5.0 (its coding setting is 0.8/3.0); critic lr 5e-6, 2 updates per policy update, 10 value-only
-  warm-up steps, attention frozen; policy lr 1e-6 (`learner.lr`).
-- `grpo`: GRPO (arXiv 2402.03300) with PPO's clip of 0.2, in groups of 8 as in the SAO paper's control (16 × 8). Without
-  GRPO's KL term, as is usual where rewards are verified.
+  warm-up steps, attention frozen; policy lr 1e-6. The normalization is not published: `token`, as AReaL does.
+- `grpo`: GRPO (DeepSeekMath, arXiv 2402.03300): z-scores in a group, the mean over each rollout and then over rollouts,
+  one update from each batch, lr 1e-6. ε is not published there: 0.2, PPO's. Published are groups of 64; here 8, as in
+  the SAO paper's control (16 × 8). Published with KL 0.04, which is left out, as is usual where rewards are verified
+  (DAPO, Dr. GRPO): `kl: {coef: 0.04}` brings it back.
+- `dr_grpo`: Dr. GRPO (arXiv 2503.20783, and the repository sail-sg/understand-r1-zero): no standard deviation, division
+  by a constant, groups of 8, ε 0.2, no KL, one update, lr 1e-6. Its constant is the longest completion (3000); here it
+  is `model.max_length`.
+- `dapo`: DAPO (arXiv 2503.14476, section 4.1): clip 0.2/0.28, mean over all tokens, groups of 16, no KL, lr 1e-6 with
+  a warm-up of 20 rollout steps. It cuts a batch of 512 × 16 rollouts into 16 parts of 512; batches here are no larger
+  than such a part, so that it is one update: with larger ones, `updates: 16, minibatches: 16`. Its dynamic sampling
+  (groups without variance are left out) and its penalty for over-long answers are no part of the objective, and are not
+  set here.
+- `rloo`: RLOO (arXiv 2402.14740): leave-one-out in groups of 4 (published: 2 and 4) with the plain policy gradient, lr
+  1e-6. The rollout is one action there, so the loss is a sum over its tokens: `constant`, of which only the learning
+  rate feels the size. Published with a KL of 0.03 in the reward, which is left out as above.
+- `cispo`: CISPO (MiniMax-M1, arXiv 2506.13585): group z-scores, weights bounded from above alone, mean over all tokens,
+  no KL. Its upper bound and group size are not published: a weight of at most 5 and groups of 16 are those of ScaleRL
+  (arXiv 2510.13786, as TRL's paper index gives them), which found bounds from 4 to 8 to do the same.
+- `gspo`: GSPO (arXiv 2507.18071, section 5.1): a rollout's ratio within 3e-4 below and 4e-4 above 1, each batch cut
+  into 4 parts, the mean over rollouts. Group size, KL and lr are not published: groups of 8 and no KL here.
+- `areal`: AReaL (arXiv 2505.24298): decoupled PPO with the exact proximal policy and ε 0.2, γ = λ = 1 without a critic,
+  16 rollouts of a task, each batch cut into 4 parts, no KL, lr 2e-5; staleness 4 for code, 8 for mathematics. Tokens
+  whose ratio to the rollout policy is above 5 are dropped, the default of its code (`behave_imp_weight_cap`), and group
+  z-scores those of its examples; the paper normalises over the batch.
 """
-
-from msgspec import Struct
 
 from moonmill.algorithm_config import (
     AlgorithmConfig,
+    CispoConfig,
     CriticConfig,
+    DecoupledPpoConfig,
     DisConfig,
     GaeConfig,
+    GroupMeanConfig,
     GroupZscoreConfig,
+    GspoConfig,
+    IcepopConfig,
     PpoClipConfig,
+    ReinforceConfig,
+    RlooConfig,
 )
 from moonmill.errors import ConfigError
+from moonmill.trainer.algorithms.combinations import ResolvedAlgorithm, problem
 
-Advantage = GaeConfig | GroupZscoreConfig
-Objective = DisConfig | PpoClipConfig
-
-
-class ResolvedAlgorithm(Struct, frozen=True):
-    """What a preset and its overrides come to. There is a critic exactly where the advantage is learned."""
-
-    advantage: Advantage
-    objective: Objective
-    critic: CriticConfig | None
-
-    @property
-    def group_size(self) -> int:
-        """Rollouts of one task that are compared; 1 is the single-rollout mode."""
-        return self.advantage.group_size if isinstance(self.advantage, GroupZscoreConfig) else 1
-
-    @property
-    def min_valid(self) -> int:
-        """Members a group needs to be kept."""
-        return self.advantage.min_valid if isinstance(self.advantage, GroupZscoreConfig) else 1
-
+__all__ = ["PRESETS", "ResolvedAlgorithm", "resolve"]
 
 PRESETS: dict[str, ResolvedAlgorithm] = {
     "sao": ResolvedAlgorithm(
@@ -47,7 +57,29 @@ PRESETS: dict[str, ResolvedAlgorithm] = {
         DisConfig(low=0.3, high=5.0),
         CriticConfig(lr=5e-6, updates=2, warmup_steps=10, freeze_attention=True),
     ),
-    "grpo": ResolvedAlgorithm(GroupZscoreConfig(group_size=8), PpoClipConfig(low=0.2, high=0.2), None),
+    "grpo": ResolvedAlgorithm(
+        GroupZscoreConfig(group_size=8), PpoClipConfig(low=0.2, high=0.2), normalization="sequence"
+    ),
+    "dr_grpo": ResolvedAlgorithm(
+        GroupMeanConfig(group_size=8), PpoClipConfig(low=0.2, high=0.2), normalization="constant"
+    ),
+    "dapo": ResolvedAlgorithm(GroupZscoreConfig(group_size=16), PpoClipConfig(low=0.2, high=0.28)),
+    "rloo": ResolvedAlgorithm(RlooConfig(group_size=4), ReinforceConfig(), normalization="constant"),
+    "cispo": ResolvedAlgorithm(GroupZscoreConfig(group_size=16), CispoConfig(low=None, high=4.0)),
+    "gspo": ResolvedAlgorithm(
+        GroupZscoreConfig(group_size=8),
+        GspoConfig(low=3e-4, high=4e-4),
+        normalization="sequence",
+        updates=4,
+        minibatches=4,
+    ),
+    "areal": ResolvedAlgorithm(
+        GroupZscoreConfig(group_size=16),
+        DecoupledPpoConfig(low=0.2, high=0.2, proximal="exact"),
+        correction=IcepopConfig(level="token", low=0.0, high=5.0),
+        updates=4,
+        minibatches=4,
+    ),
 }
 
 
@@ -63,40 +95,39 @@ def resolve(config: AlgorithmConfig, batch_rollouts: int) -> ResolvedAlgorithm:
     """
     preset = PRESETS[config.preset]
     advantage = config.advantage or preset.advantage
-    objective = config.objective or preset.objective
-    if isinstance(advantage, GaeConfig):
-        critic = config.critic or preset.critic
-        if critic is None:
-            raise ConfigError(
-                f"algorithm.advantage: gae needs a critic, and the preset {config.preset} has none: add "
-                "algorithm.critic, or take preset sao"
-            )
-    else:
-        critic = None
-        _check_group(advantage, config, batch_rollouts)
-    if objective.low >= 1:
-        raise ConfigError(
-            f"algorithm.objective.low: {objective.low:g} bounds nothing: the bound is 1 - low, and ratios are never "
-            "below 0: give a number below 1"
-        )
-    return ResolvedAlgorithm(advantage, objective, critic)
+    learned = isinstance(advantage, GaeConfig)
+    algorithm = ResolvedAlgorithm(
+        advantage=advantage,
+        objective=config.objective or preset.objective,
+        # The preset's critic goes where its advantage goes; one that the config asks for is looked at.
+        critic=config.critic or (preset.critic if learned else None),
+        correction=config.correction or preset.correction,
+        normalization=config.normalization or preset.normalization,
+        normalization_constant=config.normalization_constant,
+        kl=config.kl or preset.kl,
+        entropy_coef=config.entropy_coef,
+        updates=config.updates or preset.updates,
+        minibatches=config.minibatches or preset.minibatches,
+        staleness_scaling=config.staleness_scaling,
+    )
+    said = problem(algorithm) or _batch_problem(algorithm, batch_rollouts)
+    if said is not None:
+        raise ConfigError(said)
+    return algorithm
 
 
-def _check_group(advantage: GroupZscoreConfig, config: AlgorithmConfig, batch_rollouts: int) -> None:
-    size = advantage.group_size
-    if config.critic is not None:
-        raise ConfigError(
-            "algorithm.critic: group_zscore compares the rollouts of a group and uses no critic: leave critic out, or "
-            "take the advantage gae"
-        )
+def _batch_problem(algorithm: ResolvedAlgorithm, batch_rollouts: int) -> str | None:
+    """Why a batch cannot be of that size."""
+    size, parts = algorithm.group_size, algorithm.minibatches
     if batch_rollouts % size:
         near = max(size, round(batch_rollouts / size) * size)
-        raise ConfigError(
+        return (
             f"learner.batch_rollouts: {batch_rollouts} is not a multiple of the group size "
             f"(algorithm.advantage.group_size: {size}), so a batch would split a group: try {near}"
         )
-    if advantage.min_valid > size:
-        raise ConfigError(
-            f"algorithm.advantage.min_valid: {advantage.min_valid} is more than a group has (group_size: {size}), so "
-            "every group would be dropped"
+    if batch_rollouts < parts:
+        return (
+            f"algorithm.minibatches: {parts} is more than a batch has rollouts (learner.batch_rollouts: "
+            f"{batch_rollouts}), so some parts would be empty"
         )
+    return None
