@@ -1,7 +1,11 @@
 """Skip-observation GAE against numbers worked out by hand."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moonmill.trainer.algorithms.gae import adaptive_lambda, place_rewards, skip_observation_gae
 
@@ -59,6 +63,31 @@ def test_rollouts_of_different_lengths_and_lambdas_do_not_touch_each_other():
     two = gae([0.7], [0.5], [1], lam=0.2, bootstrap=[0.4])
     both = gae([0.1, 0.2, 0.3, 0.7], [0.0, 0.0, 1.0, 0.5], [3, 1], lam=[0.9, 0.2], bootstrap=[0.0, 0.4])
     assert both == pytest.approx([*one, *two])
+
+
+@given(
+    lengths=st.lists(
+        st.one_of(st.integers(1, 200), st.sampled_from([63, 64, 65, 128, 129, 5000])), min_size=1, max_size=8
+    ),
+    gamma=st.floats(0, 1),
+    lam=st.floats(0, 1),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_it_is_the_recursion_whatever_the_lengths(lengths: list[int], gamma: float, lam: float, seed: int):
+    """Against the formula, one token after the other. Rollouts alternate between λ and 1, and in being truncated."""
+    draw = torch.Generator().manual_seed(seed)
+    values, rewards = torch.randn(2, sum(lengths), generator=draw, dtype=torch.float64)
+    lams = torch.tensor([lam, 1.0] * len(lengths), dtype=torch.float64)[: len(lengths)]
+    ends = torch.randn(len(lengths), generator=draw, dtype=torch.float64) * (torch.arange(len(lengths)) % 3 == 0)
+    got = skip_observation_gae(values, rewards, lengths, gamma=gamma, lam=lams, bootstrap=ends).tolist()
+    bounds = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    for rollout, (begin, end) in enumerate(pairwise(bounds)):
+        following, carried = float(ends[rollout]), 0.0
+        for t in range(end - 1, begin - 1, -1):
+            carried = float(rewards[t]) + gamma * following - float(values[t]) + gamma * float(lams[rollout]) * carried
+            following = float(values[t])
+            assert got[t] == pytest.approx(carried, abs=1e-9)
 
 
 def test_adaptive_lambda_grows_with_the_number_of_action_tokens():
