@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 def numbered(env: "MultiTurnEnv", split: str) -> Iterator[Task]:
     """The tasks of `split`, over and over where they end, with id, split and seed filled in.
 
+    A problem that comes again has the id it had, and another seed.
+
     Raises:
         ConfigError: the split has no tasks.
         EnvCodeError: the author's generator raised, or yielded something else.
     """
-    for index, task in enumerate(_endless(env, split)):
+    for index, (place, task) in enumerate(_endless(env, split)):
         if not isinstance(task, Task):
             raise EnvCodeError(f"{type(env).__name__}.tasks({split!r}) yielded {task!r:.200}, but should yield a Task")
         complete = replace(
             task,
-            id=task.id or f"{split}-{index}",
+            id=task.id or f"{split}-{place}",
             split=task.split or split,
             seed=task.seed or derive_seed(env.taskset_seed, split, index),
         )
@@ -48,13 +50,13 @@ def _check_encodable(env: "MultiTurnEnv", task: Task) -> None:
         ) from e
 
 
-def _endless(env: "MultiTurnEnv", split: str) -> Iterator[Any]:
+def _endless(env: "MultiTurnEnv", split: str) -> Iterator[tuple[int, Any]]:
+    """The tasks, each with its place in its round."""
     while True:
-        empty = True
-        for task in _once(env, split):
-            empty = False
-            yield task
-        if empty:
+        place = -1
+        for place, task in enumerate(_once(env, split)):
+            yield place, task
+        if place < 0:
             raise ConfigError(f"{type(env).__name__} has no tasks in the split {split!r}: its `tasks` yielded nothing")
 
 
