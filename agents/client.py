@@ -65,6 +65,9 @@ class InferenceClient:
         vocabulary: int | None = None,
     ) -> None:
         self.version = version
+        self.queued = 0.0
+        """Seconds that requests have waited for their first tokens, all requests so far together: for their turn at the
+        engine, and for their prompts to be computed."""
         self._on_unknown_version = on_unknown_version
         self._vocabulary = vocabulary
         self._router = Router([base_urls] if isinstance(base_urls, str) else base_urls)
@@ -167,9 +170,10 @@ class InferenceClient:
         error: Exception = RefusalError(503, "the answer ended before its last token")
         version = run.version
         route.runs.add(run)
+        queue = _Queue(run)
         try:
             with anyio.CancelScope() as run.scope:
-                await wire.sample(self._lanes, route.url, run, route.answered)
+                await wire.sample(self._lanes, route.url, run, route.answered, queue.look)
         except RefusalError as e:
             self._raise_if_final(run, route, e)
             if wire.is_unknown_version(e):
@@ -182,6 +186,7 @@ class InferenceClient:
         finally:
             run.scope = None
             route.runs.discard(run)
+            self.queued += queue.seconds()
         return error
 
     def _raise_if_hopeless(self, run: Run, trouble: "_Trouble") -> None:
@@ -204,6 +209,25 @@ class InferenceClient:
             ) from error
         if 400 <= error.status < 500 and error.status not in (404, 408, 429):
             raise EngineError(f"{route.url} refused a request: {error.message}") from error
+
+
+class _Queue:
+    """How long a request waits for its first token."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._tokens = len(run.tokens)
+        self._begin = time.monotonic()
+        self._end: float | None = None
+
+    def look(self) -> None:
+        """Something has arrived."""
+        if self._end is None and len(self._run.tokens) > self._tokens:
+            self._end = time.monotonic()
+
+    def seconds(self) -> float:
+        """So far, where no token has come."""
+        return (self._end or time.monotonic()) - self._begin
 
 
 class _Trouble:

@@ -12,8 +12,16 @@ from moonmill.agents.streams import EventReader, RefusalError, error_of
 _JSON = {"Content-Type": "application/json"}
 
 
-async def sample(lanes: Lanes, url: str, run: Run, answered: Callable[[], None] | None = None) -> None:
-    """Ask for what a run still lacks, and take in what arrives; `answered` is called when an answer begins.
+def _nothing() -> None:
+    pass
+
+
+async def sample(
+    lanes: Lanes, url: str, run: Run, answered: Callable[[], None] = _nothing, arrived: Callable[[], None] = _nothing
+) -> None:
+    """Ask for what a run still lacks, and take in what comes.
+
+    `answered` is called when an answer begins, `arrived` with everything that comes of it.
 
     Raises:
         RefusalError: the engine answered with an error.
@@ -27,13 +35,13 @@ async def sample(lanes: Lanes, url: str, run: Run, answered: Callable[[], None] 
         lanes.lane() as http,
         http.stream("POST", f"{url}/v1/completions", content=run.body(), headers=headers) as response,
     ):
-        if answered is not None:
-            answered()
+        answered()
         if response.status_code != httpx.codes.OK:
             raise error_of(response.status_code, await response.aread())
         async for data in response.aiter_raw():
             for chunk in reader.feed(data):
                 run.take(chunk, version)
+            arrived()
 
 
 async def ask(lanes: Lanes, method: str, url: str, body: dict[str, str] | None = None) -> bytes:

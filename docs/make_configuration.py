@@ -50,6 +50,8 @@ SECTIONS = {
     "KlConfig": "`algorithm.kl`",
     "CriticConfig": "`algorithm.critic`",
     "AsyncConfig": "`async`",
+    "FiltersConfig": "`async.filters`",
+    "SuccessRateConfig": "`async.filters.success_rate`",
     "LearnerConfig": "`learner`",
     "TrainConfig": "`train`",
     "EvalConfig": "`eval`",

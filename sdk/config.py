@@ -110,9 +110,38 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How often a dead engine or learner is started again in one run."""
 
 
-class AsyncConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far generation may run ahead of learning."""
+class SuccessRateConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Drops the rollouts of tasks that are too hard or too easy to learn from, by how often they were solved lately."""
 
+    min: Fraction = 0.0
+    """Rollouts of a task solved less often than this are dropped as `filter: too_hard`."""
+    max: Fraction = 1.0
+    """Rollouts of a task solved more often than this are dropped as `filter: too_easy`."""
+    last: PositiveInt = 8
+    """How many of the task's newest results the rate is taken over. They are the results before the rollout that is
+    judged, dropped ones among them; while a task has fewer, all of its rollouts pass."""
+
+
+class FiltersConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which finished rollouts are dropped instead of trained on. None is, unless it is asked for here."""
+
+    zero_std: bool = False
+    """Drop groups whose rewards are all alike, as `filter: zero_std`: they teach nothing, and fill a batch (dynamic
+    sampling of DAPO, arXiv 2503.14476). For the group modes."""
+    overlong: bool = False
+    """Drop rollouts that `max_turns`, `max_tokens`, the context or `sampling.max_tokens` has cut off, as `filter:
+    overlong` (overlong filtering of DAPO). The rest of a group is kept while `min_valid` remain."""
+    success_rate: SuccessRateConfig | None = None
+    """Drop rollouts of tasks that are solved too seldom or too often. For single rollouts, and for environments whose
+    tasks come back: a task is known by its id."""
+
+
+class AsyncConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How far generation may run ahead of learning, and what of it is trained on."""
+
+    mode: Literal["async", "sync"] = "async"
+    """`sync` does one after the other: a batch is generated with the current weights, all of it is waited for, the
+    learner trains on it, its weights are handed over, and so on; `max_staleness` is then taken for 0."""
     max_staleness: Count = 4
     """Most versions between the oldest token of a rollout and the policy that trains on it. 0 is on-policy."""
     max_concurrent: PositiveInt = 64
@@ -121,6 +150,13 @@ class AsyncConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Windowed FIFO: a batch is taken from the oldest `window` admitted rollouts. `null`: twice the batch."""
     on_new_version: Literal["interrupt", "finish"] = "interrupt"
     """What becomes of running generations when a version is published: they go on under it, or end under theirs."""
+    filters: FiltersConfig = FiltersConfig()
+    """Which finished rollouts are dropped."""
+
+    @property
+    def staleness_bound(self) -> int:
+        """`max_staleness`, as far as the mode allows any."""
+        return 0 if self.mode == "sync" else self.max_staleness
 
 
 class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -172,7 +208,7 @@ class TrainConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The newest so many are kept."""
     max_failures: PositiveInt = 64
     """The run stops after so many rollouts of no use, one after another: failed, unscored, or of groups that cannot be
-    complete."""
+    complete. What `async.filters` drops counts as well, but stops it only after 16 batches with nothing to train on."""
 
 
 class SandboxConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,6 +237,10 @@ class EvalConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Whose tasks are played: what the environment's `tasks(split)` is given."""
     success: float = 1.0
     """A rollout whose reward is at least this is a success."""
+    max_concurrent: PositiveInt = 16
+    """Episodes of an evaluation in flight beside training, besides `async.max_concurrent`. Engines that the run starts
+    have so many places more (`engine.max_batch`), so that neither waits for the other's. Before and after training,
+    and in `moonmill eval`, there are `async.max_concurrent`."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

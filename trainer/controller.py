@@ -25,11 +25,12 @@ from moonmill.trainer.buffer import Batch, Buffer
 from moonmill.trainer.ledger import Ledger, Recovery
 from moonmill.trainer.lines import step_line, step_record
 from moonmill.trainer.messages import StepAnswer
-from moonmill.trainer.meter import Meter
+from moonmill.trainer.meter import Cause, Meter, Waits
 from moonmill.trainer.mismatch import MismatchWatch
 from moonmill.trainer.publisher import Publisher, Target
 from moonmill.trainer.records import StepRecord
 from moonmill.trainer.rewards import RewardWatch
+from moonmill.trainer.useless import refuse_useless
 from moonmill.types import Rollout
 
 
@@ -56,7 +57,7 @@ class Controller:
         runner: plays episodes.
         tasks: the training tasks.
         sandboxes: how the episodes' sandboxes stand, each time what has come since the last.
-        buffer: an empty buffer of the right shape.
+        buffer: the buffer, as the logs say it was left.
         reporter: told of every step.
         evaluate: evaluates the version in use; called in the background.
         recovery: where the run stands.
@@ -90,13 +91,14 @@ class Controller:
         self._buffer = buffer
         self._reporter = reporter
         self._evaluate = evaluate
-        self._meter = Meter()
-        self._spans = self._meter.spans()
+        self._meter = Meter(config.async_.max_concurrent)
+        self._spans, self._waits = self._meter.spans(), Waits()
         self._changed = anyio.Event()
         self._stop_asked = anyio.Event()
         self._rewards = RewardWatch()
         self._mismatch = MismatchWatch(config.model.dtype)
         self._last_error: str | None = None
+        self._learning = False
         self._steps_total = steps_total
         self.is_saved = False
         """The last checkpoint of this run has been written."""
@@ -104,7 +106,7 @@ class Controller:
         self.version = recovery.version
         self._again = list(recovery.holes)
         self._next_index = recovery.next_index
-        self._restore(recovery)
+        self._complete_groups()
 
     def stop(self) -> None:
         """End the run after the learner's current step, with a checkpoint."""
@@ -167,23 +169,18 @@ class Controller:
         """Log what was dropped since the last step: there is no next one."""
         self._ledger.step(StepRecord(None, self.version, dropped=self._buffer.take_drops()))
 
-    def _restore(self, recovery: Recovery) -> None:
-        self._buffer.accepted = recovery.consumed
-        size = self._buffer.group_size
-        for rollout in recovery.pending:
-            self._buffer.admit(rollout.index)
-            self._buffer.add(rollout)
-        self._buffer.useless.clear()  # What was wrong before may have been mended since.
-        # A group that was begun is completed, also where none of its later members was ever started.
-        while self._next_index % size:
+    def _complete_groups(self) -> None:
+        """A group that was begun is completed, also where none of its later members was ever started."""
+        while self._next_index % self._buffer.group_size:
             self._again.append(self._next_index)
             self._next_index += 1
 
     async def _admit(self, group: TaskGroup) -> None:
+        slots = self._config.async_.max_concurrent
         while True:
             room = capacity(
-                max_concurrent=self._config.async_.max_concurrent,
-                max_staleness=self._config.async_.max_staleness,
+                max_concurrent=slots,
+                max_staleness=self._config.async_.staleness_bound,
                 batch=self._config.learner.batch_rollouts,
                 published=self._publisher.step,
                 accepted=self._buffer.accepted,
@@ -191,12 +188,19 @@ class Controller:
             )
             # Those had a place before the run was resumed, perhaps with a larger staleness bound: what came after them
             # may be of no use without them.
-            again = min(len(self._again), self._config.async_.max_concurrent - self._buffer.running)
+            again = min(len(self._again), slots - self._buffer.running)
             for _ in range(max(room, again)):
                 index = self._next()
                 self._buffer.admit(index)
                 group.start_soon(self._episode, index)
+            self._meter.leave_free(max(0, slots - self._buffer.running), self._cause())
             await self._changed.wait()
+
+    def _cause(self) -> Cause:
+        """What would have to happen for more episodes to start, where there are slots for them."""
+        if self._publisher.step < self.step:
+            return "handover"
+        return "learner" if self._learning else "stragglers"
 
     def _next(self) -> int:
         if self._again:
@@ -218,37 +222,22 @@ class Controller:
             )
         self._ledger.rollout(rollout)
         self._buffer.add(rollout)
+        self._meter.played(rollout.timings)
         self._last_error = rollout.error or self._last_error
-        self._refuse_useless()
+        refuse_useless(self._buffer, self._config, self._last_error)
         self._notify()
-
-    def _refuse_useless(self) -> None:
-        """End a run in which nothing comes that can be trained on."""
-        useless, size = self._buffer.useless, self._buffer.group_size
-        if useless.total() < self._config.train.max_failures:
-            return
-        counts = ", ".join(f"{count} {reason}" for reason, count in useless.most_common())
-        need = f" A group needs {self._buffer.min_valid} of its {size} members (min_valid)." if size > 1 else ""
-        raise RunError(
-            f"the last {useless.total()} rollouts were of no use (train.max_failures), so there is nothing to train "
-            f"on: {counts}.{need}{f' The last error: {self._last_error}' if self._last_error else ''}"
-        )
 
     async def _learn(self, evaluations: TaskGroup) -> None:
         train = self._config.train
         while self.version < train.steps and not self._stop_asked.is_set():
-            waiting_from = self._meter.spans().wall
-            while (batch := self._buffer.take(self.version)) is None:
-                self._notify()  # Stale rollouts that were dropped have freed their places.
-                await self._changed.wait()
-                if self._stop_asked.is_set():
-                    return
-            waited = self._meter.spans().wall - waiting_from
-            with self._meter.learning():
-                answer = await self._learner.step(self.step + 1, batch.rollouts)
+            with self._meter.waiting_for_rollouts():
+                batch = await self._next_batch()
+            if batch is None:
+                return
+            answer = await self._step(batch)
             made_version = answer.version > self.version
             self.step, self.version = answer.step, answer.version
-            self._commit(batch, answer, waited)
+            self._commit(batch, answer)
             weights = Path(answer.weights) if answer.weights else None
             changed = answer.metrics.get("grad_norm") != 0.0
             self._publisher.offer(answer.step, answer.version, weights, changed=changed, probe=answer.probe)
@@ -257,6 +246,24 @@ class Controller:
                 await self._checkpoint()
             if made_version and train.eval_every and self.version % train.eval_every == 0:
                 evaluations.start_soon(self._evaluate_from, self.step)
+
+    async def _next_batch(self) -> Batch | None:
+        """None where the run is asked to stop before there is one."""
+        while (batch := self._buffer.take(self.version)) is None:
+            self._notify()  # Stale rollouts that were dropped have freed their places.
+            await self._changed.wait()
+            if self._stop_asked.is_set():
+                return None
+        return batch
+
+    async def _step(self, batch: Batch) -> StepAnswer:
+        self._learning = True
+        self._notify()
+        try:
+            with self._meter.learning():
+                return await self._learner.step(self.step + 1, batch.rollouts)
+        finally:
+            self._learning = False
 
     async def _checkpoint(self) -> None:
         # The logs first: a checkpoint that knows more than they do could not be resumed from.
@@ -269,14 +276,14 @@ class Controller:
             await self._changed.wait()
         await self._evaluate()
 
-    def _commit(self, batch: Batch, answer: StepAnswer, waited: float) -> None:
-        spans = self._meter.spans()
-        before, self._spans = self._spans, spans
+    def _commit(self, batch: Batch, answer: StepAnswer) -> None:
+        spans, waits = self._meter.spans(), self._meter.waits(self._engine.queued())
+        earlier, self._spans, self._waits = (self._spans, self._waits), spans, waits
         record = replace(
             step_record(batch, answer),
             dropped=self._buffer.take_drops(),
-            waited=waited,
-            spans=spans.since(before),
+            spans=spans.since(earlier[0]),
+            waits=waits.since(earlier[1]),
             in_flight=self._engine.in_flight(),
             sandboxes=self._sandboxes(),
         )

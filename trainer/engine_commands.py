@@ -6,11 +6,17 @@ What always holds: an engine of either type serves the model under the name of v
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from moonmill.agents.client import version_name
 from moonmill.agents.engine.vllm_command import check_args, rank_for
 from moonmill.agents.engine.vllm_environment import interpreter_for, interpreter_problem
+from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import ConfigError
 
@@ -28,11 +34,32 @@ def engine_argv(config: Config) -> list[str]:
     argv = [sys.executable, "-P", "-m", module]
     argv += ["--model", model.path, "--served-name", version_name(0)]
     argv += ["--host", engine.host, "--port", str(engine.port), "--threads", str(engine.threads)]
-    argv += ["--max-batch", str(engine.max_batch), "--max-length", str(model.max_length)]
+    argv += ["--max-batch", str(engine.max_batch + eval_places(config)), "--max-length", str(model.max_length)]
     argv += ["--dtype", model.dtype, "--device", model.device, "--exit-with-stdin"]
     if engine.type == "vllm":
         return argv + _of_vllm(config)
     return [*argv, "--renderer", model.renderer, "--tool-format", model.tool_format]
+
+
+def engine_places(config: Config, logs: Path, progress: Callable[[str, str], None]) -> dict[str, ServerProcess | str]:
+    """The engines of a run by name: attached, or processes to start, which tell their progress under their name."""
+    engine = config.engine
+    if engine.urls:
+        return {url: url for url in engine.urls}
+    places: dict[str, ServerProcess | str] = {}
+    for number in range(engine.replicas):
+        name = f"engine-{number + 1}" if engine.replicas > 1 else "engine"
+        own = replace(config, engine=replace(engine, port=engine.port + number if engine.port else 0))
+        log = logs / f"{name}.log"
+        timeout, told = engine.start_timeout, partial(progress, name)
+        places[name] = ServerProcess(name, engine_argv(own), log_path=log, start_timeout=timeout, on_progress=told)
+    return places
+
+
+def eval_places(config: Config) -> int:
+    """Places that evaluations beside training have on each engine, besides `engine.max_batch`."""
+    beside = config.eval.samples and config.train.eval_every
+    return config.eval.max_concurrent if beside else 0
 
 
 def versions_in_use(config: Config) -> int:
@@ -41,7 +68,7 @@ def versions_in_use(config: Config) -> int:
     Interrupted requests have left a version as soon as the next is in use; requests that finish under theirs can be as
     old as the staleness bound.
     """
-    return 1 if config.async_.on_new_version == "interrupt" else config.async_.max_staleness + 1
+    return 1 if config.async_.on_new_version == "interrupt" else config.async_.staleness_bound + 1
 
 
 def slots_needed(config: Config) -> int:

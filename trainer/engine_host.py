@@ -7,7 +7,7 @@ version's weights are kept while an engine may have to load them again.
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,17 +16,15 @@ from typing import Literal
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskStatus
-from msgspec.structs import replace
 
 from moonmill.agents.client import InferenceClient
 from moonmill.agents.control import GoneError
 from moonmill.agents.engine.folder import vocabulary_of
-from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import EngineError, WorkerDiedError
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.endpoints import Endpoint, Note
-from moonmill.trainer.engine_commands import engine_argv, versions_in_use
+from moonmill.trainer.engine_commands import engine_places, versions_in_use
 from moonmill.trainer.handover import Taken, Weights, WrongWeightsError, remove_weights
 
 _PUBLISH_ATTEMPTS = 3
@@ -63,7 +61,7 @@ class EngineHost:
         self._none_up = anyio.Event()
         self._begun = False
         self._endpoints: list[Endpoint] = []
-        places = _places(config, logs, self._tell_progress)
+        places = engine_places(config, logs, self._tell_progress)
         for name, place in places.items():
             own = partial(note, engine=name) if len(places) > 1 else note
             died = partial(self._allow_restart, own)
@@ -173,6 +171,10 @@ class EngineHost:
         """How many completions each engine is at work on, those of evaluations among them."""
         return tuple(map(sum, zip(*(client.in_flight() for client in self._clients), strict=True)))
 
+    def queued(self) -> float:
+        """Seconds that requests of training have waited for their first tokens so far, all together."""
+        return self.client.queued
+
     def _warn_if_unchanged(self, version: int, values: list[float], changed: bool) -> None:
         """Say once if a version answers as the one before: closer than the learner's number needs to be."""
         if changed and not self._warned and values and all(value == self._probe_value for value in values):
@@ -281,18 +283,3 @@ class EngineHost:
                 yield client
             finally:
                 self._clients.discard(client)
-
-
-def _places(config: Config, logs: Path, progress: Callable[[str, str], None]) -> dict[str, ServerProcess | str]:
-    """The engines by name: attached ones, or processes to start, which tell their progress under their name."""
-    engine = config.engine
-    if engine.urls:
-        return {url: url for url in engine.urls}
-    places: dict[str, ServerProcess | str] = {}
-    for number in range(engine.replicas):
-        name = f"engine-{number + 1}" if engine.replicas > 1 else "engine"
-        own = replace(config, engine=replace(engine, port=engine.port + number if engine.port else 0))
-        log = logs / f"{name}.log"
-        timeout, told = engine.start_timeout, partial(progress, name)
-        places[name] = ServerProcess(name, engine_argv(own), log_path=log, start_timeout=timeout, on_progress=told)
-    return places

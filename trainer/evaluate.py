@@ -86,17 +86,17 @@ async def _evaluate(
         for temperature in temperatures:
             sampling = msgspec.structs.replace(config.sampling, temperature=temperature)
             agent = PolicyAgent(host.client, renderer, sampling, config.model.max_length)
-            rollouts = await play(config, factory, agent, samples)
+            rollouts = await play(config, factory, agent, samples=samples, concurrent=config.async_.max_concurrent)
             results.append(result_of(rollouts, "eval", version, temperature, config.eval.success))
             reporter.eval(results[-1])
     return tuple(results)
 
 
-async def play(config: Config, factory: EnvFactory, agent: Agent, samples: int) -> list[Rollout]:
-    """The rollouts of `agent` on the first `samples` tasks of the evaluation split, in their order."""
+async def play(config: Config, factory: EnvFactory, agent: Agent, *, samples: int, concurrent: int) -> list[Rollout]:
+    """The rollouts of `agent` on the first `samples` tasks of the evaluation split, in their order; some at a time."""
     runner = EpisodeRunner(config.env.id, factory, agent)
     rollouts: list[Rollout | None] = [None] * samples
-    limit = anyio.Semaphore(config.async_.max_concurrent)
+    limit = anyio.Semaphore(concurrent)
 
     async def one(index: int) -> None:
         async with limit:

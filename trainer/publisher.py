@@ -24,6 +24,10 @@ class Target(Protocol):
         """How many completions each engine is at work on."""
         ...
 
+    def queued(self) -> float:
+        """Seconds that the completions of training have waited for their first tokens so far, all together."""
+        ...
+
 
 class Publisher:
     """Publishes in the background.

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from moonmill.envs.sandbox_host import SandboxFigures
 from moonmill.trainer.buffer import Drop
-from moonmill.trainer.meter import Spans
+from moonmill.trainer.meter import Spans, Waits
 
 
 class StepRecord(Struct, frozen=True, omit_defaults=True):
@@ -34,10 +34,10 @@ class StepRecord(Struct, frozen=True, omit_defaults=True):
     """Share of the consumed rollouts in which a tool call failed."""
     action_tokens: int = 0
     tokens: int = 0
-    waited: float = 0.0
-    """Seconds the learner waited for this batch."""
     spans: Spans = Spans(0.0, 0.0, 0.0, 0.0)
     """What went on since the line before."""
+    waits: Waits = Waits()
+    """Who waited for whom since the line before."""
     in_flight: tuple[int, ...] = ()
     """Completions that each engine was at work on when the step was done."""
     sandboxes: SandboxFigures = SandboxFigures()

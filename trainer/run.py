@@ -4,7 +4,7 @@ Whatever ends it, what is finished is in the run directory and no process of our
 """
 
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from moonmill.blame import own_error
 from moonmill.config import Config
 from moonmill.envs import SandboxService, TaskFeed
 from moonmill.errors import RunDirectoryError, RunError
+from moonmill.jsonl import read_jsonl
 from moonmill.registry import make
 from moonmill.reporting import Reporter, Summary
 from moonmill.rundir import RunDirectory
@@ -32,11 +33,13 @@ from moonmill.trainer.buffer import Buffer
 from moonmill.trainer.checkpoint import latest
 from moonmill.trainer.controller import Controller
 from moonmill.trainer.engine_host import EngineHost
-from moonmill.trainer.evaluate import play, result_of
+from moonmill.trainer.evaluations import Evaluations
+from moonmill.trainer.filters import Filters
 from moonmill.trainer.learner_host import LearnerHost
 from moonmill.trainer.ledger import Ledger, Recovery
 from moonmill.trainer.summary import read_events, summarize
 from moonmill.trainer.validate import require_valid
+from moonmill.types import Rollout
 
 _ROUTINE = frozenset({"engine_started", "learner_started", "version_published", "step_repeated"})
 
@@ -100,10 +103,10 @@ class _Run:
         self.algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
         self.factory = partial(make, config.env.id, **config.env.args)
         self.renderer: TurnRenderer
+        self.buffer = make_buffer(config, self.algorithm)
         self.controller: Controller | None = None
         self.started = self.finished = self.stopped_at_once = False
-        self._evaluating = anyio.Lock()
-        self._evaluated = -1
+        self.evaluations = Evaluations(config, ledger, self.factory, self._agent, reporter)
 
     async def main(self) -> None:
         try:
@@ -129,6 +132,7 @@ class _Run:
                 f"{self.run.path} has done its {recovery.version} policy updates: to go on, raise train.steps (--set "
                 f"train.steps={recovery.version * 2})"
             )
+        await anyio.to_thread.run_sync(self._restore, recovery)
         ledger.event("started", step=recovery.step, pending=len(recovery.pending))
         self.started = True
         model = config.model
@@ -160,7 +164,7 @@ class _Run:
         recovery: Recovery,
     ) -> None:
         if recovery.step == 0:
-            await self._evaluate(engine, "before")
+            await self.evaluations.alone(engine, "before")
         await learner_ready.wait()
         if recovery.version:
             weights = self._weights_of(recovery.version)
@@ -171,7 +175,7 @@ class _Run:
         # Asked to stop when all steps were done, there may still be the evaluation to come back for.
         stopped = self.controller.stopped or (self.controller.stop_asked and self.config.eval.samples > 0)
         if not stopped:
-            await self._evaluate(engine, "after")
+            await self.evaluations.alone(engine, "after")
         self.ledger.event("stopped" if stopped else "finished", step=self.controller.step)
         self.finished = True
 
@@ -185,40 +189,20 @@ class _Run:
             runner=EpisodeRunner(config.env.id, self.factory, self._agent(engine.client, config.sampling.temperature)),
             tasks=tasks,
             sandboxes=self.sandboxes.take_figures,
-            buffer=make_buffer(config, self.algorithm),
+            buffer=self.buffer,
             reporter=self.reporter,
-            evaluate=partial(self._evaluate_meanwhile, engine),
+            evaluate=partial(self.evaluations.meanwhile, engine),
             recovery=recovery,
             steps_total=config.train.steps + (critic.warmup_steps if critic else 0),
         )
 
-    async def _evaluate_meanwhile(self, engine: EngineHost) -> None:
-        """Evaluate while training goes on, whatever comes of it."""
-        try:
-            await self._evaluate(engine)
-        except RunError as e:
-            self._note("warning", text=f"an evaluation came to nothing: {e}")
-
-    async def _evaluate(self, engine: EngineHost, label: str = "") -> None:
-        """Evaluate the version in use, at each temperature; it stays the same throughout.
-
-        One evaluation at a time, for each keeps its version on the engines. One that has waited takes the version that
-        is in use by then, and has nothing to do where the one before it took the same.
-        """
-        if not self.config.eval.samples:
-            return
-        async with self._evaluating, engine.pinned_client() as client:
-            if not label and client.version == self._evaluated:
-                return
-            self._evaluated = client.version
-            label = label or f"step {client.version}"
-            self.reporter.phase(f"evaluating ({label})")
-            for temperature in self.config.eval.temperatures:
-                agent = self._agent(client, temperature)
-                rollouts = await play(self.config, self.factory, agent, self.config.eval.samples)
-                result = result_of(rollouts, label, client.version, temperature, self.config.eval.success)
-                self.ledger.event("eval", result=result)
-                self.reporter.eval(result)
+    def _restore(self, recovery: Recovery) -> None:
+        """Bring the buffer to where the run stands."""
+        log: Iterable[Rollout] = recovery.pending
+        if self.buffer.filters.remembers:
+            log = read_jsonl(self.run.rollouts, Rollout)
+        consumed = recovery.step * self.config.learner.batch_rollouts
+        self.buffer.restore(log, {rollout.id for rollout in recovery.pending}, consumed)
 
     def _agent(self, client: InferenceClient, temperature: float) -> PolicyAgent:
         sampling = msgspec.structs.replace(self.config.sampling, temperature=temperature)
@@ -284,9 +268,10 @@ def make_buffer(config: Config, algorithm: ResolvedAlgorithm) -> Buffer:
     return Buffer(
         batch_units=units,
         window=max(units, window // size),
-        max_staleness=config.async_.max_staleness,
+        max_staleness=config.async_.staleness_bound,
         group_size=size,
         min_valid=algorithm.min_valid,
+        filters=Filters(config.async_.filters, config.eval.success),
     )
 
 

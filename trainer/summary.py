@@ -17,6 +17,16 @@ from moonmill.types import Rollout, Status, ToolFault
 _ENDINGS = ("started", "finished", "stopped", "failed")
 _GROWING = ("created", "reused", "failed")
 """Figures of sandboxes that are summed over the steps."""
+CAUSES = {
+    "rollouts": "learner waits for rollouts",
+    "stragglers": "free slots wait for the slowest episodes",
+    "learner": "free slots wait for the learner",
+    "handover": "free slots wait for new weights",
+    "queue": "episodes wait for the engine",
+    "tools": "episodes wait for tools",
+    "sandbox": "episodes wait for sandboxes",
+}
+"""The causes of waiting, in words."""
 _NEWEST = 10
 """Steps that tell how the environment's metrics stand: their mean over a whole run would hide what was learned."""
 
@@ -58,7 +68,7 @@ def summarize(path: Path) -> Summary:
         wall_seconds=wall,
         overlap=both / learning if learning else None,
         tokens_per_second=sum(s.tokens for s in done) / wall if wall else 0.0,
-        waits={"learner waits for rollouts": sum(s.waited for s in done)},
+        waits={words: sum(getattr(s.waits, cause) for s in done) for cause, words in CAUSES.items()},
         sandboxes={name: n for name in _GROWING if (n := sum(getattr(s.sandboxes, name) for s in done))},
         sandbox_seconds=waited / finished if waited else None,
     )

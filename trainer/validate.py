@@ -31,6 +31,7 @@ from moonmill.sandboxes import SandboxSpecError
 from moonmill.sandboxes.providers import check_name
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.engine_commands import describe_engine, describe_versions
+from moonmill.trainer.filters import check_filters
 from moonmill.types import COOLEST
 
 if TYPE_CHECKING:
@@ -133,6 +134,9 @@ def _asynchrony(config: Config) -> str:
         raise ConfigError("sampling.temperature: 0 is greedy, which explores nothing; train with 1.0")
     if config.sampling.temperature < COOLEST:
         raise ConfigError(_too_cool("sampling.temperature", config.sampling.temperature))
+    check_filters(config.async_.filters, resolve(config.algorithm, batch).group_size)
+    if config.async_.mode == "sync":
+        return f"none: one batch after the other, {config.async_.max_concurrent} episodes in flight"
     return f"at most {config.async_.max_staleness} versions stale, {config.async_.max_concurrent} episodes in flight"
 
 
@@ -257,7 +261,7 @@ _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "environment": (_environment, ()),
     "sandbox": (_sandbox, ("environment",)),
     "algorithm": (_algorithm, ()),
-    "asynchrony": (_asynchrony, ()),
+    "asynchrony": (_asynchrony, ("algorithm",)),
     "evaluation": (_evaluation, ()),
     "device": (_device, ()),
     "run directory": (_run_directory, ()),

@@ -90,12 +90,18 @@ def test_every_metric_of_the_learner_is_explained() -> None:
 
 
 def test_every_reason_of_a_drop_is_explained() -> None:
-    code = "".join((ROOT / "trainer" / name).read_text() for name in ("buffer.py", "controller.py"))
-    found = re.findall(r'_drop_unit\(key, "(\w+)"\)|drain\("(\w+)"\)|return f?"(\w+)', code)
+    parts = ("buffer", "controller", "filters")
+    buffer, controller, filters = ((ROOT / "trainer" / f"{part}.py").read_text() for part in parts)
+    found = re.findall(r'_drop_unit\(key, "(\w+)"\)|drain\("(\w+)"\)|return f?"(\w+)', buffer)
+    found += [(reason,) for reason in re.findall(r'drain\("(\w+)"\)', controller)]
     reasons = {reason for groups in found for reason in groups if reason}
     assert reasons == {"stale", "run_ended", "group_incomplete", "failed", "unscored", "no_actions"}
     page = (ROOT / "docs" / "runs.md").read_text()
     assert {reason for reason in reasons if not re.search(rf"^\| `{reason}[`:]", page, re.MULTILINE)} == set()
+    [row] = re.findall(r"^\| `filter: …` \|.*", page, re.MULTILINE)
+    kinds = {kind for groups in re.findall(r"{PREFIX}(\w+)|'(too_\w+)'", filters) for kind in groups if kind}
+    assert kinds == {"zero_std", "overlong", "too_hard", "too_easy"}
+    assert {kind for kind in kinds if f"`{kind}`" not in row} == set()
 
 
 def test_the_page_about_runs_tells_which_rollouts_were_trained_on(tmp_path: Path) -> None:

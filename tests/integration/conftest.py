@@ -14,7 +14,7 @@ from anyio.from_thread import start_blocking_portal
 from moonmill.agents.processes import ServerProcess
 from moonmill.config_io import load_config
 from moonmill.jsonl import read_jsonl
-from moonmill.trainer.engine_host import engine_argv
+from moonmill.trainer.engine_commands import engine_argv
 from moonmill.trainer.records import Event, StepRecord
 from moonmill.types import Rollout
 

@@ -18,7 +18,7 @@ from moonmill.algorithm_config import AlgorithmConfig, CriticConfig
 from moonmill.config import Config, EnvConfig, LoraConfig, ModelConfig
 from moonmill.envs import Taskset
 from moonmill.registry import make
-from moonmill.trainer.engine_host import engine_argv
+from moonmill.trainer.engine_commands import engine_argv
 from moonmill.trainer.learner import Learner
 from moonmill.types import Rollout, Sampling
 from tests.integration.conftest import POLICY

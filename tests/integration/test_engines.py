@@ -11,7 +11,7 @@ from anyio.from_thread import start_blocking_portal
 from moonmill.agents.processes import ServerProcess
 from moonmill.config_io import load_config
 from moonmill.jsonl import read_jsonl
-from moonmill.trainer.engine_host import engine_argv
+from moonmill.trainer.engine_commands import engine_argv
 from moonmill.types import Rollout
 from tests.integration.conftest import Cli, as_json, assert_accounted_for, assert_load_is_spread, events, steps
 from tests.integration.test_crash import DEADLINE, start, wait_for_steps, wait_until

@@ -159,11 +159,9 @@ def test_every_rollout_leaves_exactly_once(size: int, order: list[int], failing:
             assert all(s <= 1 for s in batch.staleness)
             left += [r.id for r in batch.rollouts]
             left += [d.rollout for d in buffer.take_drops()]
-    consumed_or_waiting = buffer.accepted
     buffer.drain("run_ended")
     left += [d.rollout for d in buffer.take_drops()]
     assert sorted(left, key=int) == [str(i) for i in range(18)]
-    assert consumed_or_waiting >= buffer.accepted
 
 
 def test_a_rollout_without_sampled_tokens_is_of_no_use() -> None:
