@@ -33,6 +33,7 @@ class RootGroup(LazyGroup):
     commands_in={
         "train": "moonmill.cli.train:train",
         "eval": "moonmill.cli.evaluate:evaluate",
+        "compare": "moonmill.cli.compare:compare",
         "validate": "moonmill.cli.validate:validate",
         "inspect": "moonmill.cli.inspect_run:inspect_run",
         "plot": "moonmill.cli.plot:plot",

@@ -1,0 +1,64 @@
+"""A comparison as tables for people."""
+
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console
+
+from moonmill.cli.figures import NONE, number, seconds, share
+from moonmill.cli.output import table
+from moonmill.trainer.compared import ArmFigures, Comparison, Figure
+
+_DIGITS = {"policy updates": 0, "tokens/s": 0, "rollouts/s": 1, "staleness": 2}
+_REWARD_DIGITS = 3
+
+
+def print_comparison(out: Console, result: Comparison) -> None:
+    """What came of each arm, and who waited for whom."""
+    out.print(f"{result.rollouts:,} rollouts a run; mean ± 95% interval over the seeds", style="bold")
+    out.print()
+    names = _names(arm.figures for arm in result.arms)
+    grid = table(out, "", "runs", *names, "speed", numbers=True)
+    for arm in result.arms:
+        cells = (_figure(name, arm.figures.get(name)) for name in names)
+        grid.add_row(arm.name, f"{arm.finished} of {arm.runs}", *cells, _speed(arm, result.arms[0]))
+    out.print(grid)
+    out.print(f"speed: rollouts/s, beside those of {result.arms[0].name}")
+    out.print()
+    out.print("waiting, by cause, as a share of the wall clock", style="bold")
+    causes = _names(arm.waits for arm in result.arms)
+    grid = table(out, "", *causes, numbers=True)
+    for arm in result.arms:
+        grid.add_row(arm.name, *(_share_of_wall(arm, cause) for cause in causes))
+    out.print(grid)
+    if result.picture:
+        out.print()
+        out.print(result.picture)
+
+
+def _names(figures: Iterable[Mapping[str, Figure]]) -> list[str]:
+    return list(dict.fromkeys(name for of in figures for name in of))
+
+
+def _figure(name: str, figure: Figure | None) -> str:
+    if figure is None:
+        return NONE
+    if "success" in name:
+        return _with_margin(share(figure.mean), None if figure.margin is None else f"{100 * figure.margin:.1f}")
+    if name == "wall clock":
+        return _with_margin(seconds(figure.mean), None if figure.margin is None else seconds(figure.margin))
+    digits = _DIGITS.get(name, _REWARD_DIGITS)
+    return _with_margin(number(figure.mean, digits), None if figure.margin is None else number(figure.margin, digits))
+
+
+def _with_margin(mean: str, margin: str | None) -> str:
+    return mean if margin is None else f"{mean} ± {margin}"
+
+
+def _speed(arm: ArmFigures, first: ArmFigures) -> str:
+    own, others = arm.figures.get("rollouts/s"), first.figures.get("rollouts/s")
+    return f"{own.mean / others.mean:.2f}×" if own and others and others.mean else NONE
+
+
+def _share_of_wall(arm: ArmFigures, cause: str) -> str:
+    waited, wall = arm.waits.get(cause), arm.figures.get("wall clock")
+    return share(waited.mean / wall.mean) if waited and wall and wall.mean else NONE
