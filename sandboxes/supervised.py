@@ -5,13 +5,17 @@ here.
 """
 
 import posixpath
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
+from anyio.lowlevel import RunVar
 from msgspec import Struct
 
 from moonmill.sandboxes import archives
@@ -31,6 +35,9 @@ from moonmill.sandboxes.types import MIB, ExecResult, FileInfo
 _FILE_SECONDS = 120.0
 """So long something may be done to files."""
 _LIST_LIMIT = 8 * MIB
+_ARCHIVERS = 4
+"""Archives that are packed or unpacked at once. They are bound by the processor."""
+_archivers: RunVar[anyio.CapacityLimiter] = RunVar("archivers")
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -123,12 +130,13 @@ class SupervisedSandbox:
 
     async def upload(self, source: Path | str, path: str = ".") -> None:
         """As `Sandbox.upload`."""
-        await self._do("unpack", path, input=await anyio.to_thread.run_sync(archives.pack, Path(source)))
+        archive = await anyio.to_thread.run_sync(archives.pack, Path(source), limiter=_places())
+        await self._do("unpack", path, input=archive)
 
     async def download(self, path: str, target: Path | str, *, limit: int = FILE_LIMIT) -> None:
         """As `Sandbox.download`."""
         archive = await self._do("pack", path, limit, limit=limit)
-        await anyio.to_thread.run_sync(archives.unpack, archive, path, Path(target))
+        await _until_cancelled(partial(archives.unpack, archive, path, Path(target)))
 
     async def _do(
         self, what: str, path: str, *args: object, input: bytes | None = None, limit: int = OUTPUT_LIMIT
@@ -165,6 +173,30 @@ async def give(sandbox: Sandbox, files: Mapping[str, bytes | str]) -> None:
 
 async def _none_killed() -> int:
     return 0
+
+
+def _places() -> anyio.CapacityLimiter:
+    """Threads for archives: apart from those that everything else waits for, as the start of sandboxes."""
+    try:
+        return _archivers.get()
+    except LookupError:
+        _archivers.set(anyio.CapacityLimiter(_ARCHIVERS))
+        return _archivers.get()
+
+
+async def _until_cancelled(work: Callable[[threading.Event], None]) -> None:
+    """Do something on a thread, which is told to stop where it is cancelled, and is waited for in any case."""
+    stop = threading.Event()
+
+    async def tell() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            stop.set()
+
+    async with alongside(tell):
+        await anyio.to_thread.run_sync(work, stop, limiter=_places())
+        await anyio.lowlevel.checkpoint()  # where it was cancelled, it goes no further
 
 
 @asynccontextmanager

@@ -1,13 +1,16 @@
 """What comes from the inside of a sandbox is read as from a stranger, and every wait for it has an end."""
 
 import struct
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
-from moonmill.sandboxes import SandboxFileError, SandboxUnavailableError
+from moonmill.sandboxes import SandboxFileError, SandboxUnavailableError, archives
 from moonmill.sandboxes import link as link_module
 from moonmill.sandboxes.inside import frames
 from moonmill.sandboxes.supervised import Setup, SupervisedSandbox, supervised
@@ -149,3 +152,37 @@ async def test_a_stream_that_ends_within_a_frame_is_an_end(size: int) -> None:
         await stranger.aclose()
         with pytest.raises(SandboxUnavailableError):
             await sandbox.exec(["true"])
+
+
+class Answering(Stranger):
+    """Says of everything that it is done."""
+
+    async def send(self, data: bytes) -> None:
+        await super().send(data)
+        kind, number, _ = frames.FRAME.unpack_from(data)
+        if kind == frames.START:
+            self.say(frames.EXIT, number, EXITED)
+
+
+async def test_folders_that_come_out_hold_nobody_up_and_end_when_they_are_not_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a stranger can keep a thread busy; other things wait for threads too, as the start of a sandbox does."""
+    begun, ended = threading.Semaphore(0), list[bool]()
+
+    def unpack(archive: bytes, path: str, target: Path, stop: threading.Event) -> None:
+        begun.release()
+        ended.append(stop.wait(20))
+
+    monkeypatch.setattr(archives, "unpack", unpack)
+    with anyio.fail_after(10):
+        async with opened(Answering()) as sandbox, anyio.create_task_group() as group:
+            for _ in range(60):
+                group.start_soon(sandbox.download, ".", tmp_path)
+            assert await anyio.to_thread.run_sync(begun.acquire, True, 5)
+            await anyio.wait_all_tasks_blocked()
+            await anyio.to_thread.run_sync(lambda: None)
+            assert not ended
+            group.cancel_scope.cancel()
+    assert ended
+    assert all(ended)

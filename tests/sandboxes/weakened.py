@@ -100,7 +100,7 @@ def _whole_environment(spec: SandboxSpec) -> Mapping[str, str]:
     return {**os.environ, "PATH": bubblewrap.PATH, **spec.env}
 
 
-def _trusting_unpack(archive: bytes, path: str, target: Path) -> None:
+def _trusting_unpack(archive: bytes, path: str, target: Path, stop: object) -> None:
     import io
 
     target.mkdir(parents=True, exist_ok=True)
