@@ -35,15 +35,14 @@ def pack(source: Path) -> bytes:
     return buffer.getvalue()
 
 
-def of(files: Mapping[str, str | bytes]) -> bytes:
+def of(files: Mapping[str, bytes]) -> bytes:
     """Files by path."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path, content in files.items():
-            data = content.encode() if isinstance(content, str) else content
             member = tarfile.TarInfo(path)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
 
 

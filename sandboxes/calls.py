@@ -11,8 +11,11 @@ from msgspec import Struct
 
 from moonmill.sandboxes.errors import ExecError, FileProblem, SandboxFileError
 from moonmill.sandboxes.inside import frames
+from moonmill.sandboxes.specs import is_environment, is_text
 from moonmill.sandboxes.types import FileInfo
 
+_ODD = "surrogateescape"
+"""Names of files may be any bytes; in text, surrogates stand for what is no UTF-8."""
 _PROBLEMS: dict[int, FileProblem] = {
     errno.ENOENT: "not_found",
     errno.EISDIR: "is_a_directory",
@@ -108,9 +111,9 @@ class Call:
         self.taken.set()
 
 
-def check_argv(argv: Sequence[str]) -> list[bytes]:
+def check_argv(argv: object) -> list[bytes]:
     """The arguments as bytes. Raises `ExecError` where no program can be given them."""
-    if isinstance(argv, str | bytes) or not argv or not argv[0]:
+    if isinstance(argv, str | bytes) or not isinstance(argv, Sequence) or not argv or not argv[0]:
         raise ExecError(
             f"a command is a list that begins with a program, not {argv!r:.200}; for a shell: ['bash', '-c', text]"
         )
@@ -119,22 +122,69 @@ def check_argv(argv: Sequence[str]) -> list[bytes]:
             raise ExecError(f"argument {number} of {argv[0]!r:.200} is {argument!r:.200}, but should be text")
         if "\0" in argument:
             raise ExecError(f"argument {number} of {argv[0]!r:.200} has a NUL in it, which no program can be given")
-    return [_encoded(argument) for argument in argv]
+        if not is_text(argument, _ODD):
+            raise ExecError(f"argument {number} of {argv[0]!r:.200} is {argument!r:.200}, which is no text in UTF-8")
+    return [argument.encode("utf-8", _ODD) for argument in argv]
+
+
+def check_surroundings(cwd: object, env: object, user: object) -> None:
+    """Raise `ExecError` where no command can run there, with these variables, or as that user."""
+    for name, value in (("cwd", cwd), ("user", user)):
+        if value is not None and not is_text(value, _ODD):
+            raise ExecError(f"{name} is {value!r:.200}, but should be text in UTF-8 without a NUL, or None")
+    if env is not None and not is_environment(env, _ODD):
+        raise ExecError(f"env is {env!r:.200}, but should be texts in UTF-8 by names without `=`, none with a NUL")
+
+
+def check_input(given: object) -> bytes:
+    """A command's input as bytes. Raises `ExecError` where it cannot be given that."""
+    try:
+        return b"" if given is None else _as_bytes(given)
+    except ValueError as e:
+        raise ExecError(f"input {e}") from None
 
 
 def check_bounds(timeout: object, output_limit: object) -> None:
     """Raise `ExecError` where a command could not be bounded so."""
-    if not isinstance(timeout, int | float) or not timeout > 0:
+    try:
+        is_fine = isinstance(timeout, int | float) and float(timeout) > 0
+    except OverflowError:
+        raise ExecError("timeout is a number that is too large for a float, but should be seconds") from None
+    if not is_fine:
         raise ExecError(f"timeout is {timeout!r:.100}, but should be seconds, more than 0")
     if not isinstance(output_limit, int) or output_limit < 0:
         raise ExecError(f"output_limit is {output_limit!r:.100}, but should be a number of bytes")
 
 
-def check_path(path: str) -> bytes:
+def check_path(path: object) -> bytes:
     """The path as bytes. Raises `SandboxFileError` where there can be no such file."""
+    if not isinstance(path, str):
+        raise SandboxFileError(f"{path!r:.200}", "invalid", f"a path in a sandbox is text, not {type(path).__name__}")
     if not path or "\0" in path:
         raise SandboxFileError(path, "invalid", "a path may not be empty" if not path else "a path may not have a NUL")
-    return _encoded(path)
+    if not is_text(path, _ODD):
+        raise SandboxFileError(f"{path!r:.200}", "invalid", "a path is text in UTF-8")
+    return path.encode("utf-8", _ODD)
+
+
+def check_content(path: str, content: object) -> bytes:
+    """A file's content as bytes. Raises `SandboxFileError` where it is none."""
+    try:
+        return _as_bytes(content)
+    except ValueError as e:
+        raise SandboxFileError(path, "invalid", f"its content {e}") from None
+
+
+def check_mode(path: str, mode: object) -> None:
+    """Raise `SandboxFileError` where a file cannot have these permissions."""
+    if not isinstance(mode, int) or not 0 <= mode <= 0o7777:
+        raise SandboxFileError(path, "invalid", f"mode is {mode!r:.100}, but should be permission bits, as 0o644")
+
+
+def check_limit(path: str, limit: object) -> None:
+    """Raise `SandboxFileError` where there cannot be so many bytes."""
+    if not isinstance(limit, int) or limit < 0:
+        raise SandboxFileError(path, "invalid", f"limit is {limit!r:.100}, but should be a number of bytes")
 
 
 def file_error(path: str, refusal: Refusal) -> SandboxFileError:
@@ -151,8 +201,16 @@ def listing(records: bytes) -> tuple[FileInfo, ...]:
     return tuple(sorted(found, key=lambda info: info.path))
 
 
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+def _as_bytes(given: object) -> bytes:
+    """Raises `ValueError` with what is wrong with it."""
+    if isinstance(given, str):
+        try:
+            return given.encode()
+        except UnicodeEncodeError as e:
+            raise ValueError(f"has {given[e.start]!r} at {e.start}, which UTF-8 does not know: give bytes") from None
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    raise ValueError(f"is {given!r:.200}, but should be bytes or text")
 
 
 def _unpacked(form: struct.Struct, payload: bytes) -> tuple[int, ...]:

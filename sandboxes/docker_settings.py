@@ -34,11 +34,8 @@ def refuse_what_cannot_be(spec: SandboxSpec, info: Mapping[str, Any], has_bridge
     for name, flag in (("memory_mib", "MemoryLimit"), ("pids", "PidsLimit")):
         if not info.get(flag):
             raise SandboxSpecError(f"{host} cannot limit limits.{name}: its kernel or cgroups lack it (docker info)")
-    if limits.cpus is not None:
-        if not info.get("CpuCfsQuota"):
-            raise SandboxSpecError(f"{host} cannot limit limits.cpus: its kernel lacks the CFS quota (docker info)")
-        if limits.cpus < 0.01:
-            raise SandboxSpecError(f"limits.cpus is {limits.cpus:g}, but docker has 0.01 at the least")
+    if limits.cpus is not None and not info.get("CpuCfsQuota"):
+        raise SandboxSpecError(f"{host} cannot limit limits.cpus: its kernel lacks the CFS quota (docker info)")
     if spec.network == "open" and not has_bridge:
         raise SandboxSpecError(f"network is 'open', but {host} has no network named bridge")
     workdir = posixpath.normpath(spec.workdir)

@@ -20,7 +20,18 @@ from msgspec import Struct
 
 from moonmill.sandboxes import archives
 from moonmill.sandboxes.alongside import alongside
-from moonmill.sandboxes.calls import check_argv, check_bounds, check_path, file_error, listing
+from moonmill.sandboxes.calls import (
+    check_argv,
+    check_bounds,
+    check_content,
+    check_input,
+    check_limit,
+    check_mode,
+    check_path,
+    check_surroundings,
+    file_error,
+    listing,
+)
 from moonmill.sandboxes.errors import (
     ExecError,
     ExecTimeoutError,
@@ -82,10 +93,10 @@ class SupervisedSandbox:
     ) -> ExecResult:
         """As `Sandbox.exec`."""
         check_bounds(timeout, output_limit)
+        check_surroundings(cwd, env, user)
         where = posixpath.join(self._setup.workdir, cwd or "")
         call = {"argv": check_argv(argv), "env": {**(env or {})}, "user": user, "cwd": where}
-        data = input.encode() if isinstance(input, str) else input
-        ending = await self._link.call(call, data or None, limit=output_limit, seconds=timeout)
+        ending = await self._link.call(call, check_input(input) or None, limit=output_limit, seconds=timeout)
         if ending.refusal:
             raise ExecError(ending.refusal.say(argv[0], where, user))
         if ending.timed_out:
@@ -107,22 +118,26 @@ class SupervisedSandbox:
 
     async def write_file(self, path: str, content: bytes | str, *, mode: int = 0o644) -> None:
         """As `Sandbox.write_file`."""
-        await self._do("write", path, mode, input=content.encode() if isinstance(content, str) else content)
+        check_mode(path, mode)
+        await self._do("write", path, mode, input=check_content(path, content))
 
     async def write_files(self, files: Mapping[str, bytes | str]) -> None:
         """As `Sandbox.write_files`."""
-        for path in files:
+        if not isinstance(files, Mapping):
+            raise SandboxFileError(".", "invalid", f"files are contents by their paths, not {files!r:.200}")
+        contents = {path: check_content(path, content) for path, content in files.items()}
+        for path in contents:
             check_path(path)
         # The others one by one, so that an error names the one that it is about.
-        inside = {p: content for p, content in files.items() if not p.startswith("/") and ".." not in p.split("/")}
+        inside = {p: content for p, content in contents.items() if not p.startswith("/") and ".." not in p.split("/")}
         if inside:
             await self._do("unpack", ".", input=archives.of(inside))
-        for path in files.keys() - inside.keys():
-            await self.write_file(path, files[path])
+        for path in contents.keys() - inside.keys():
+            await self.write_file(path, contents[path])
 
     async def list_files(self, path: str = ".", *, recursive: bool = False) -> tuple[FileInfo, ...]:
         """As `Sandbox.list_files`."""
-        records = await self._do("list", path, recursive, limit=_LIST_LIMIT)
+        records = await self._do("list", path, bool(recursive), limit=_LIST_LIMIT)
         try:
             return listing(records)
         except ValueError as e:  # commands of the same user can write to what lists them
@@ -143,6 +158,7 @@ class SupervisedSandbox:
     ) -> bytes:
         """Do something to files; returns what it says."""
         call = {"do": what, "args": (check_path(path), *args), "user": None, "cwd": self._setup.workdir}
+        check_limit(path, limit)
         ending = await self._link.call(call, input, limit=limit, seconds=_FILE_SECONDS)
         if ending.refusal:
             raise file_error(path, ending.refusal)

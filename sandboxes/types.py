@@ -21,8 +21,8 @@ class SandboxLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Processes and threads at once."""
     disk_mib: Annotated[int, Meta(ge=1, le=1 << 24)] = 256
     """Size of the files in each place that can be written to."""
-    cpus: Annotated[float, Meta(gt=0)] | None = None
-    """Processors' worth of computing; None leaves it to the host's scheduler."""
+    cpus: Annotated[float, Meta(ge=0.01, le=1 << 16)] | None = None
+    """Processors' worth of computing, 0.01 or more; None leaves it to the host's scheduler."""
     lifetime: PositiveSeconds = 3600.0
     """Seconds from its opening until it is closed in any case."""
 
