@@ -28,6 +28,7 @@ _PROBLEMS: dict[int, FileProblem] = {
     errno.EDQUOT: "no_space",
     errno.EROFS: "read_only",
 }
+_NO_PROCESSES = "no further process can be started there, since what runs has used up limits.pids"
 _KINDS: dict[str, Literal["file", "directory", "symlink", "other"]] = {"f": "file", "d": "directory", "l": "symlink"}
 
 
@@ -40,8 +41,15 @@ class Refusal(Struct, frozen=True):
     """At what it failed: `program`, `cwd`, `user`, `file`, `sandbox`."""
     detail: str
 
+    @property
+    def lacks_processes(self) -> bool:
+        """The kernel makes no further process of the sandbox, by itself or to be a program."""
+        return self.number == errno.EAGAIN and self.stage in ("sandbox", "program")
+
     def say(self, program: str, cwd: str, user: str | None) -> str:
         """As a sentence about a command."""
+        if self.lacks_processes:
+            return f"{program!r} could not be started: {_NO_PROCESSES}"
         if self.stage == "program":
             missing = self.number == errno.ENOENT
             return f"there is no program {program!r}" if missing else f"{program!r} cannot be run: {self.detail}"
@@ -189,6 +197,8 @@ def check_limit(path: str, limit: object) -> None:
 
 def file_error(path: str, refusal: Refusal) -> SandboxFileError:
     """The error that a refusal stands for."""
+    if refusal.lacks_processes:
+        return SandboxFileError(path, "no_processes", _NO_PROCESSES)
     return SandboxFileError(path, _PROBLEMS.get(refusal.number, "invalid"), refusal.detail)
 
 

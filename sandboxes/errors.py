@@ -50,7 +50,15 @@ class OutputLimitExceededError(SandboxError):
 
 
 FileProblem = Literal[
-    "not_found", "is_a_directory", "not_a_directory", "not_a_file", "permission", "no_space", "read_only", "invalid"
+    "not_found",
+    "is_a_directory",
+    "not_a_directory",
+    "not_a_file",
+    "permission",
+    "no_space",
+    "no_processes",
+    "read_only",
+    "invalid",
 ]
 
 

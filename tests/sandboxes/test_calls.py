@@ -1,5 +1,6 @@
 """What a sandbox cannot be asked for is told in words, by the value that was wrong, and harms it in no way."""
 
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from moonmill.sandboxes import ExecError, Sandbox, SandboxFileError, SandboxSpec
+from moonmill.sandboxes.calls import Refusal, file_error
 from moonmill.sandboxes.unsafe import UnsafeSubprocessProvider
 
 pytestmark = pytest.mark.anyio
@@ -85,3 +87,14 @@ async def test_a_file_that_cannot_be(
     assert str(raised.value).encode(), "it can be shown"
     await sandbox.write_file("odd \udcff", bytearray(b"ok"))  # type: ignore[arg-type]
     assert await sandbox.read_file("odd \udcff") == b"ok"
+
+
+@pytest.mark.parametrize("stage", ["sandbox", "program"])
+def test_where_no_process_can_be_made_it_is_the_limit_that_is_named(stage: str) -> None:
+    refusal = Refusal(errno.EAGAIN, stage, "Resource temporarily unavailable")
+    assert refusal.say("ls", "/", None).endswith("since what runs has used up limits.pids")
+    error = file_error("x", refusal)
+    assert (error.problem, str(error)) == (
+        "no_processes",
+        "x: no further process can be started there, since what runs has used up limits.pids",
+    )

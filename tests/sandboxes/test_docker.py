@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from moonmill.sandboxes import (
     ExecError,
+    SandboxFileError,
     SandboxLimits,
     SandboxSpec,
     SandboxSpecError,
@@ -134,6 +135,20 @@ async def test_processes_are_limited() -> None:
         result = await sandbox.exec(["python3", "-c", code])
         assert result.returncode == 1
         assert "Resource temporarily unavailable" in result.stderr
+
+
+async def test_commands_that_use_up_all_processes_are_what_is_told_of() -> None:
+    """Also those that the supervisor would need."""
+    code = "import os, time\nwhile True:\n try: os.fork() or time.sleep(60)\n except OSError: time.sleep(0.05)"
+    async with provider() as docker, docker.open(SandboxSpec(limits=SandboxLimits(pids=10))) as sandbox:
+        await sandbox.exec(["sh", "-c", f'setsid python3 -c "{code}" >/dev/null 2>&1 &'])
+        await anyio.sleep(2)
+        with pytest.raises(ExecError, match=r"'true' could not be started: no further process .* limits\.pids"):
+            await sandbox.exec(["true"])
+        with pytest.raises(SandboxFileError, match=r"limits\.pids") as raised:
+            await sandbox.read_file("/etc/passwd")
+        assert raised.value.problem == "no_processes"
+        assert not sandbox.lost
 
 
 async def test_other_users_of_the_image_can_be_had() -> None:
