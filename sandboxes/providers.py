@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from moonmill.blame import text_of
+from moonmill.blame import is_interruption, text_of
 from moonmill.errors import ConfigError
 from moonmill.sandboxes.sandbox import SandboxProvider
 
@@ -17,6 +17,8 @@ PROVIDERS: Mapping[str, str] = {
     "docker": "moonmill.sandboxes.docker_provider:DockerProvider",
     UNSAFE: "moonmill.sandboxes.unsafe:UnsafeSubprocessProvider",
 }
+
+_METHODS = ("__aenter__", "__aexit__", "enforces", "require", "open")
 
 
 def check_name(name: str) -> str:
@@ -47,9 +49,13 @@ def make_provider(name: str) -> SandboxProvider:
         sys.path.append(os.getcwd())  # as for an environment's module
     try:
         made: SandboxProvider = getattr(importlib.import_module(module), factory)()
-    except Exception as e:
-        raise ConfigError(f"sandbox.provider: {name} cannot be had: {type(e).__name__}: {text_of(e)}") from e
-    missing = [what for what in ("__aenter__", "__aexit__", "enforces", "require", "open") if not hasattr(made, what)]
+        missing = [what for what in _METHODS if not callable(getattr(made, what, None))]
+        missing += [] if isinstance(getattr(made, "name", None), str) else ["name"]
+    except BaseException as e:
+        if is_interruption(e):
+            raise
+        said = f"{type(e).__name__}: {text_of(e)}".removesuffix(": ")
+        raise ConfigError(f"sandbox.provider: {name} cannot be had: {said}") from e
     if missing:
-        raise ConfigError(f"sandbox.provider: {name} makes {made!r:.200}, which has no {', '.join(missing)}")
+        raise ConfigError(f"sandbox.provider: {name} makes a {type(made).__name__}, which has no {', '.join(missing)}")
     return made

@@ -21,6 +21,7 @@ from moonmill.sandboxes.sandbox import Sandbox, SandboxProvider
 from moonmill.sandboxes.testing.case import BrokenPromiseError, Case, NotShownError, Outcome, Status
 from moonmill.sandboxes.testing.host import Host
 from moonmill.sandboxes.testing.lives import Leavings, after_a_kill, after_closing
+from moonmill.sandboxes.testing.provider import entered, means_of, opened, require
 from moonmill.sandboxes.types import SandboxLimits, SandboxSpec
 
 ProviderFactory = Callable[[], SandboxProvider]
@@ -55,7 +56,7 @@ class Lab:
         image: what the sandboxes are made from; None is the provider's own.
 
     Raises:
-        SandboxUnavailableError: it cannot be used on this host.
+        SandboxUnavailableError: it cannot be used on this host, or is not as a provider should be.
         SandboxSpecError: it does not take the specs of the check.
     """
 
@@ -74,10 +75,10 @@ class Lab:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.enter_context(self.host)  # first: the provider is to have the key in its environment
-            await stack.enter_async_context(self.provider)
-            self.means = dict(self.provider.enforces())
+            await stack.enter_async_context(entered(self.provider))
+            self.means = means_of(self.provider)
             for spec in (self.spec, replace(self.spec, limits=TIGHT)):
-                self.provider.require(spec)
+                require(self.provider, spec)
             self._group = await stack.enter_async_context(anyio.create_task_group())
             stack.push_async_callback(self.renew)
             self._stack = stack.pop_all()
@@ -136,7 +137,7 @@ class Lab:
             limits: None are roomy ones.
             changes: other fields of its spec.
         """
-        async with self.provider.open(replace(self.spec, limits=limits or _ROOMY, **changes)) as sandbox:
+        async with opened(self.provider, replace(self.spec, limits=limits or _ROOMY, **changes)) as sandbox:
             yield sandbox
 
     async def renew(self) -> list[str]:
@@ -169,7 +170,7 @@ class Lab:
         keeper: _Keeper | None = None
         with anyio.CancelScope() as scope:
             try:
-                async with self.provider.open(spec) as sandbox:
+                async with opened(self.provider, spec) as sandbox:
                     keeper = _Keeper(sandbox, anyio.Event(), anyio.Event(), scope)
                     task_status.started(keeper)
                     await keeper.no_longer_wanted.wait()

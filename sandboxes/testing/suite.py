@@ -23,6 +23,7 @@ from moonmill.sandboxes.testing import (
 )
 from moonmill.sandboxes.testing.case import PROMISES, Case, Outcome, Status
 from moonmill.sandboxes.testing.lab import Lab, ProviderFactory
+from moonmill.sandboxes.testing.provider import fault, name_of
 
 _TOPICS = (
     *(files.topic, folders.topic, links.topic, commands.topic, stdin.topic, timeouts.topic, processes.topic),
@@ -86,17 +87,18 @@ async def check(
         tell: called before a case, without its outcome, and after it.
 
     Raises:
-        SandboxUnavailableError: the provider cannot be used on this host.
+        SandboxUnavailableError: the provider cannot be used on this host, or is not as a provider should be.
         SandboxSpecError: it does not take the specs of the check.
     """
     outcomes = []
     async with Lab(factory, image) as lab:
+        _refuse_unknown(lab, cases)
         await lab.begin()
         for case in cases:
             tell(case, None)
             outcomes.append(await lab.run(case))
             tell(case, outcomes[-1])
-        return Report(lab.provider.name, dict(lab.means), tuple(outcomes))
+        return Report(name_of(lab.provider), dict(lab.means), tuple(outcomes))
 
 
 def choose(names: Sequence[str]) -> tuple[Case, ...]:
@@ -112,6 +114,16 @@ def choose(names: Sequence[str]) -> tuple[Case, ...]:
             hint = f"did you mean {' or '.join(near)}?" if near else "`moonmill sandbox check --list` names them"
             raise ConfigError(f"there is no case, topic or promise {name!r}: {hint}")
     return tuple(case for case in CASES if not names or {*names} & _names(case))
+
+
+def _refuse_unknown(lab: Lab, cases: Sequence[Case]) -> None:
+    """A promise that is not spelled right would never be looked at."""
+    known = [*PROMISES, *(case.promise for case in cases if case.promise)]
+    for name in lab.means:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PROMISES)}"
+            raise fault(lab.provider, f"enforces() names {name!r}, which is no promise: {hint}")
 
 
 def _names(case: Case) -> set[str]:

@@ -60,7 +60,15 @@ def test_the_cases_are_listed_without_a_provider() -> None:
         (["texd"], 2, "error: there is no case, topic or promise 'texd': did you mean text?"),
         (["--provider", "lokal"], 2, "there is no provider 'lokal': did you mean local?"),
         (["--provider", "no.such.module:Provider"], 2, "no.such.module:Provider cannot be had"),
-        (["--provider", "moonmill.sandboxes:SandboxSpec"], 2, "which has no __aenter__"),
+        (["--provider", "moonmill.sandboxes:SandboxSpec"], 2, "makes a SandboxSpec, which has no __aenter__"),
+        (["--provider", "os:getcwd"], 2, "os:getcwd makes a str, which has no __aenter__"),
+        (
+            ["--provider", "tests.sandboxes.odd:exits"],
+            2,
+            "sandbox.provider: tests.sandboxes.odd:exits cannot be had: SystemExit",
+        ),
+        (["--provider", "tests.sandboxes.odd:OpenIsNone"], 2, "makes a OpenIsNone, which has no open"),
+        (["--provider", "tests.sandboxes.odd:HasNoName"], 2, "which has no name"),
         (["--image", "debian"], 2, "the local provider has no images"),
     ],
 )
@@ -69,6 +77,31 @@ def test_what_cannot_be_is_said(arguments: list[str], code: int, words: str) -> 
     assert result.exit_code == code
     assert words in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("provider", "words"),
+    [
+        ("EnterRaises", "the provider odd raised KeyError: 'no key' ("),
+        ("EnterExits", "the provider odd raised SystemExit: 0 ("),
+        ("LeavingRaises", "the provider odd raised KeyError: 'no key' ("),
+        ("EnforcesRaises", "the provider odd raised ZeroDivisionError ("),
+        ("EnforcesASet", "the provider odd is not as it should be: enforces() returns {'network'}, but should return"),
+        ("Misspelt", "enforces() names 'netwrk', which is no promise: did you mean network?"),
+        ("RequireRaises", "the provider odd raised AttributeError: no such limit ("),
+        ("RequireIsAsync", "require() returns <coroutine object RequireIsAsync.require at"),
+        ("OpenRaises", "the provider odd raised ZeroDivisionError: odd ("),
+        ("OpenExits", "the provider odd raised SystemExit: 0 ("),
+        ("OpenIsAFunction", "open() returns <coroutine object OpenIsAFunction.open at"),
+    ],
+)
+def test_what_is_wrong_with_a_provider_is_told_as_its_own_fault(provider: str, words: str) -> None:
+    result = check("--provider", f"tests.sandboxes.odd:{provider}", "stdin/verbatim")
+    assert result.exit_code == 1
+    [said] = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert words in said
+    assert "internal error" not in result.stderr
+    assert "never awaited" not in result.stderr
 
 
 def test_it_needs_no_pytest() -> None:
