@@ -67,13 +67,13 @@ def check(names: tuple[str, ...], provider: str, image: str | None, only_list: b
 
 
 def _run(cases: "Sequence[Case]", provider: str, image: str | None) -> "Report":
-    import anyio
-
     from moonmill.sandboxes.providers import make_provider
     from moonmill.sandboxes.testing import check
+    from moonmill.signals import run_until_stopped
 
     with _telling(len(cases)) as tell:
-        return anyio.run(partial(check, partial(make_provider, provider), cases=cases, image=image, tell=tell))
+        work = partial(check, partial(make_provider, provider), cases=cases, image=image, tell=tell)
+        return run_until_stopped(work)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`moonmill sandbox check`."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -102,6 +103,19 @@ def test_what_is_wrong_with_a_provider_is_told_as_its_own_fault(provider: str, w
     assert words in said
     assert "internal error" not in result.stderr
     assert "never awaited" not in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_cancels_it_wherever_it_is(number: signal.Signals) -> None:
+    """Raised in the midst of whatever runs, it could leave threads behind that are waited for without end."""
+    command = [sys.executable, "-m", "moonmill", "sandbox", "check", "--provider", "tests.sandboxes.odd:Busy"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while process.stderr.readline() != "at work\n":
+            assert process.poll() is None
+        process.send_signal(number)
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said) == (1, "ended by CancelledError\nstopped\n")
 
 
 def test_it_needs_no_pytest() -> None:
