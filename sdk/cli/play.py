@@ -67,12 +67,12 @@ def play(
     from moonmill.config_io import make_env_config
     from moonmill.envs import SandboxService, Taskset
     from moonmill.registry import make
-    from moonmill.sandboxes.providers import check_name
+    from moonmill.sandboxes.providers import make_provider
     from moonmill.seeding import derive_seed
     from moonmill.signals import run_until_stopped
     from moonmill.types import Message
 
-    check_name(provider)
+    make_provider(provider)  # whether it can be had, before anybody plays
     factory = partial(make, env_id, **make_env_config(env_id, overrides).args)
     out = console(sys.stderr if as_json else None)
     task = Taskset(factory, split, seed).task(index)

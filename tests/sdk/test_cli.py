@@ -434,6 +434,14 @@ class Boxed(MultiTurnEnv):
     result = moonmill_process(*command[:-1], "dokcer", input=typed, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("error: sandbox.provider: there is no provider 'dokcer': did you mean docker?")
+    for provider, words in (
+        ("nonsense:x", "nonsense:x cannot be had: ModuleNotFoundError"),
+        ("os:getcwd", "makes a str"),
+    ):
+        result = moonmill_process(*command[:-1], provider, input=typed, cwd=tmp_path)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith("error: sandbox.provider: ")
+        assert words in result.stderr
 
 
 def test_a_player_may_quit(tmp_path):
