@@ -42,7 +42,7 @@ def traces_of(marker: str) -> Traces:
     ours = set(_cgroups_of("self", mounts))
     theirs = {folder for pid in marked for folder in _cgroups_of(str(pid), mounts)}
     foreign = {folder for folder in theirs if not any(own == folder or own.startswith(f"{folder}/") for own in ours)}
-    layers = {layer for pid in marked for layer in _layers_of(pid)}
+    layers = {layer for pid in marked for layer in layers_of(_mounts_of(str(pid)), _mounts_of("self"))}
     return Traces(starts, tuple(sorted(foreign)), tuple(sorted(layers)))
 
 
@@ -150,13 +150,34 @@ def _cgroups_of(pid: str, mounts: dict[frozenset[str], str]) -> Iterator[str]:
                 yield folder
 
 
-def _layers_of(pid: int) -> Iterator[str]:
-    """Where overlays of this process's mounts write to."""
-    try:
-        lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
-    except OSError:  # not ours to see
-        return
-    for line in lines:
-        for option in line.rpartition(" ")[2].split(","):
+def layers_of(theirs: str, ours: str) -> set[str]:
+    """Where overlays of a process write to that are its sandbox's.
+
+    Args:
+        theirs: its mounts.
+        ours: those of this process. One that sees the host's mounts sees the root of each container too, where that is
+            mounted; so another root than ours is a sandbox's, and all else only where it is not ours as well.
+    """
+    own = _layers(ours)
+    seen = {layer for _, layer in own}
+    return {
+        layer for place, layer in _layers(theirs) if layer not in seen or (place == "/" and (place, layer) not in own)
+    }
+
+
+def _layers(mounts: str) -> set[tuple[str, str]]:
+    """Places of overlays, and where those write to."""
+    found = set()
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        for option in after.rpartition(" ")[2].split(","):
             if option.startswith("upperdir="):
-                yield option.removeprefix("upperdir=")
+                found.add((before.split()[4], option.removeprefix("upperdir=")))
+    return found
+
+
+def _mounts_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/mountinfo").read_text()
+    except OSError:  # not ours to see
+        return ""

@@ -20,6 +20,7 @@ from moonmill.sandboxes.testing import (
     check,
     choose,
 )
+from moonmill.sandboxes.testing.traces import layers_of
 from tests.sandboxes.self_check import outcomes_of
 
 
@@ -100,3 +101,24 @@ def test_a_provider_that_cannot_be_used_is_no_outcome(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SandboxUnavailableError, match="apt-get install bubblewrap"):
         anyio.run(check, LocalProvider)
+
+
+def mounts(**layers: str) -> str:
+    """As in `mountinfo`: overlays by where they are mounted."""
+    lines = [
+        f"30 1 0:26 / {place.replace('_', '/')} rw - overlay overlay rw,lowerdir=/l,upperdir={layer},workdir=/w"
+        for place, layer in layers.items()
+    ]
+    return "\n".join([*lines, "31 1 0:27 / /proc rw - proc proc rw"])
+
+
+def test_what_other_containers_write_to_is_no_trace_of_a_sandbox() -> None:
+    host = mounts(_docker_a="/layers/a", _docker_b="/layers/b")
+    container = mounts(_="/layers/a")
+    assert layers_of(container, host) == {"/layers/a"}
+    assert layers_of(host, host) == set(), "a process that shares the host's mounts"
+    assert layers_of(mounts(_work="/tmp/mine", _docker_b="/layers/b"), host) == {"/tmp/mine"}
+    ours = mounts(_="/layers/us", _docker_a="/layers/a")
+    assert layers_of(ours, ours) == layers_of(mounts(_usr="/layers/us"), ours) == set(), (
+        "we are in a container ourselves"
+    )
