@@ -78,11 +78,20 @@ class SandboxPool:
         max_open: sandboxes in use at once.
         prewarm: sandboxes that are kept ready of each spec that is asked for.
         open_timeout: seconds until somebody who waits for a place, or for the making of a sandbox, gives up.
+
+    Raises:
+        ValueError: one of them cannot be.
     """
 
     def __init__(
         self, provider: SandboxProvider, *, max_open: int = 64, prewarm: int = 0, open_timeout: float = 600.0
     ) -> None:
+        if max_open < 1:
+            raise ValueError(f"max_open is {max_open!r:.100}, but should be 1 or more")
+        if prewarm < 0:
+            raise ValueError(f"prewarm is {prewarm!r:.100}, but should be 0 or more")
+        if not open_timeout > 0:
+            raise ValueError(f"open_timeout is {open_timeout!r:.100}, but should be seconds, more than 0")
         self.name = provider.name
         self._provider = provider
         self._prewarm = prewarm
@@ -90,7 +99,7 @@ class SandboxPool:
         self._max_open = max_open
         self._places: anyio.Semaphore
         self._creations: anyio.Semaphore
-        self._group: TaskGroup
+        self._group: TaskGroup | None = None
         self._stack = AsyncExitStack()
         self._ready: dict[bytes, deque[_Entry]] = {}
         self._waiting = self._in_use = self._created = self._reused = self._failed = 0
@@ -101,7 +110,7 @@ class SandboxPool:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._provider)
             self._group = await stack.enter_async_context(anyio.create_task_group())
-            stack.callback(self._group.cancel_scope.cancel)
+            stack.callback(self._close)
             self._stack = stack.pop_all()
         return self
 
@@ -129,8 +138,9 @@ class SandboxPool:
 
         Raises:
             SandboxSpecError: the provider cannot honour the spec.
-            SandboxUnavailableError: none could be had in `open_timeout`.
+            SandboxUnavailableError: none could be had in `open_timeout`, or the pool is not entered, or left.
         """
+        self._entered()
         self._provider.require(spec)
         async with self._place(), self._entry(msgspec.structs.replace(spec, files={})) as sandbox:
             await give(sandbox, spec.files)
@@ -168,7 +178,8 @@ class SandboxPool:
                 raise SandboxUnavailableError(f"no sandbox could be made in {self._open_timeout:g} s")
             if entry.error is not None:
                 raise entry.error
-            assert entry.sandbox is not None
+            if entry.sandbox is None:
+                raise SandboxUnavailableError("the pool was closed meanwhile")
             yield entry.sandbox
         finally:
             entry.over.set()
@@ -201,8 +212,18 @@ class SandboxPool:
 
     def _begin(self, spec: SandboxSpec) -> _Entry:
         entry = _Entry(spec)
-        self._group.start_soon(self._keep, entry)
+        self._entered().start_soon(self._keep, entry)
         return entry
+
+    def _entered(self) -> TaskGroup:
+        if self._group is None:
+            raise SandboxUnavailableError("the pool is used outside of its `async with SandboxPool(…)`")
+        return self._group
+
+    def _close(self) -> None:
+        self._entered().cancel_scope.cancel()
+        self._group = None
+        self._ready.clear()
 
     async def _keep(self, entry: _Entry) -> None:
         """Open a sandbox, and close it when it is not needed any more."""

@@ -216,6 +216,52 @@ async def test_who_leaves_while_waiting_takes_no_place() -> None:
                 pass
 
 
+async def test_one_that_is_not_entered_or_left_has_no_sandbox() -> None:
+    pool = SandboxPool(Boxes(), prewarm=1)
+    for _ in range(2):
+        with pytest.raises(SandboxUnavailableError, match=r"used outside of its `async with SandboxPool"):
+            async with pool.open(SPEC):
+                pass
+        async with pool, pool.open(SPEC):
+            await until(lambda: pool.metrics().ready == 1)
+    assert pool.metrics().ready == 0
+
+
+async def test_who_waits_for_one_when_it_is_closed_is_told_so() -> None:
+    class Slow(Boxes):
+        @asynccontextmanager
+        async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+            await anyio.sleep_forever()
+            yield
+
+    async def wait(pool: SandboxPool) -> None:
+        with pytest.raises(SandboxUnavailableError, match=r"the pool was closed meanwhile|used outside"):
+            async with pool.open(SPEC):
+                pass
+        told.append(True)
+
+    told: list[bool] = []
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group, SandboxPool(Slow(), max_open=1) as pool:
+            group.start_soon(wait, pool)
+            group.start_soon(wait, pool)
+            await until(lambda: (pool.metrics().in_use, pool.metrics().waiting) == (1, 1))
+    assert told == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"max_open": 0}, "max_open is 0, but should be 1 or more"),
+        ({"prewarm": -1}, "prewarm is -1, but should be 0 or more"),
+        ({"open_timeout": 0}, "open_timeout is 0, but should be seconds"),
+    ],
+)
+async def test_bounds_that_cannot_be_are_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        SandboxPool(Boxes(), **given)
+
+
 async def test_real_ones_stand_ready(local: LocalProvider) -> None:
     async with SandboxPool(LocalProvider(), prewarm=2) as pool:
         async with pool.open(SPEC) as first:
