@@ -11,11 +11,16 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
+from msgspec import structs
+
 from moonmill.config import SandboxConfig
+from moonmill.config_check import problems
 from moonmill.envs.elsewhere import wait_on_thread
 from moonmill.envs.sandbox_host import SandboxFigures, SandboxHost
 from moonmill.envs.sandbox_lease import Lease
+from moonmill.errors import ConfigError
 from moonmill.sandboxes import SandboxSpec
+from moonmill.sandboxes.providers import check_name
 
 _END_SECONDS = 20.0
 """For the sandboxes that are still open when the service ends."""
@@ -33,6 +38,9 @@ class SandboxService:
 
     Args:
         config: which provider, and how many.
+
+    Raises:
+        ConfigError: one of its values cannot be, or there is no provider of that name.
     """
 
     _current: "SandboxService | None" = None
@@ -40,6 +48,9 @@ class SandboxService:
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self.config = config or SandboxConfig()
+        if wrong := problems(SandboxConfig, structs.asdict(self.config)):
+            raise ConfigError("; ".join(f"sandbox.{'.'.join(problem.path)}: {problem.text}" for problem in wrong))
+        check_name(self.config.provider)
         self._lock = threading.Lock()
         self._host: SandboxHost | None = None
         self._outer: SandboxService | None = None

@@ -112,6 +112,20 @@ def test_a_lifetime_ends_a_sandbox(service: SandboxService) -> None:
     assert "lifetime" in (rollout.error or "")
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"max_open": 0}, r"sandbox\.max_open: expected a whole number of at least 1, got 0"),
+        ({"prewarm": -1, "open_timeout": 0}, r"sandbox\.prewarm: .* got -1; sandbox\.open_timeout: .* got 0"),
+        ({"provider": "dokcer"}, r"sandbox\.provider: there is no provider 'dokcer': did you mean docker\?"),
+        ({"provider": 5}, r"sandbox\.provider: expected text, got 5"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_at_once(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        SandboxService(SandboxConfig(**given))
+
+
 # Providers that fail
 
 
@@ -178,7 +192,6 @@ def test_a_sandbox_that_cannot_be_taken_away_costs_no_reward_but_is_counted() ->
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("dokcer", "there is no provider 'dokcer': did you mean docker?"),
         ("tests.envs.nowhere:Provider", "tests.envs.nowhere:Provider cannot be had: ModuleNotFoundError"),
         ("tests.envs.providers:Nothing", "cannot be had: AttributeError"),
         ("tests.envs.providers:nothing", "which has no __aenter__, __aexit__, enforces, require, open"),
