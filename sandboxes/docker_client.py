@@ -56,6 +56,11 @@ def connect(url: str, timeout: float) -> Any:
         return Client(base_url=url, version="auto", timeout=timeout, max_pool_size=CONNECTIONS)
     except docker.errors.DockerException as e:
         raise SandboxUnavailableError(_why_no_daemon(url, e)) from e
+    except ValueError as e:
+        raise SandboxUnavailableError(
+            f"DOCKER_HOST is {url!r:.200}, which is no address ({e}): it should be like unix:///var/run/docker.sock or "
+            "tcp://HOST:PORT"
+        ) from e
 
 
 def telling(doing: str, work: Callable[[], T]) -> T:

@@ -71,6 +71,12 @@ async def test_a_socket_that_is_not_ours_to_use(monkeypatch: pytest.MonkeyPatch,
     assert "DOCKER_HOST" in said
 
 
+@pytest.mark.parametrize("url", ["tcp://127.0.0.1:99999", "tcp://[::1", "http://[::1]:x"])
+async def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    said = await refusal(monkeypatch, url)
+    assert said.startswith(f"DOCKER_HOST is {url!r}, which is no address (")
+
+
 async def test_a_daemon_that_says_nothing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(f"{folder}/docker.sock")
