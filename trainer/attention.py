@@ -35,7 +35,7 @@ class _Rows(NamedTuple):
     """Rollouts of one kernel call."""
 
     tokens: Tensor
-    """`[rows * length]` index into the row of tokens; padding repeats a rollout's last token."""
+    """`[rows * length]` index into the group's own tokens; padding repeats a rollout's last token."""
     kept: Tensor
     """Index of what is not padding."""
     rows: int
@@ -58,8 +58,11 @@ class PackedPlan:
         for end in range(1, len(self.lengths) + 1):
             widest = max(self.lengths[start : end + 1]) / min(self.lengths[start : end + 1])
             if end == len(self.lengths) or widest > _WIDEST:
-                self.groups.append(self._rows(bounds[start:end], self.lengths[start:end]))
+                begins = [begin - bounds[start] for begin in bounds[start:end]]
+                self.groups.append(self._rows(begins, self.lengths[start:end]))
                 start = end
+        self.sizes = [len(group.kept) for group in self.groups]
+        """Tokens of each group; they follow one another in the row."""
 
     def kwargs(self, implementation: str) -> dict[str, Any]:
         """What a model's forward is to pass on to its attention."""
@@ -100,8 +103,13 @@ def packed_attention(
     micro-batch's.
     """
     refuse_unsupported(module, extra)
-    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    parts = [_attend(group, q, k, v, scaling, sliding_window) for group in plan.groups]
+    # Split, since that is undone by one concatenation: a gradient that is indexed out of the whole row for each group
+    # would be as many rows full of zeros, to be added up.
+    q, k, v = (torch.split(t[0].transpose(0, 1), plan.sizes) for t in (query, key, value))
+    parts = [
+        _attend(group, *of_group, scaling, sliding_window)
+        for group, *of_group in zip(plan.groups, q, k, v, strict=True)
+    ]
     return torch.cat(parts).unsqueeze(0), None
 
 
