@@ -107,8 +107,8 @@ def packed_attention(
     # would be as many rows full of zeros, to be added up.
     q, k, v = (torch.split(t[0].transpose(0, 1), plan.sizes) for t in (query, key, value))
     parts = [
-        _attend(group, *of_group, scaling, sliding_window)
-        for group, *of_group in zip(plan.groups, q, k, v, strict=True)
+        _attend(group, *own, scaling, sliding_window)
+        for group, own in zip(plan.groups, zip(q, k, v, strict=True), strict=True)
     ]
     return torch.cat(parts).unsqueeze(0), None
 
