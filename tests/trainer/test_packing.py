@@ -82,3 +82,11 @@ def test_every_rollout_is_in_one_micro_batch_whole_and_within_the_budget(shapes:
 def test_what_cannot_be_trained_on_is_refused(broken: Rollout, words: str):
     with pytest.raises(RunError, match=words):
         pack([broken], 100)
+
+
+def test_a_micro_batch_is_of_one_part_of_the_batch():
+    rollouts = [rollout(observation(1), action(*range(1, n + 1)), id=str(n)) for n in (5, 1, 4, 2, 3)]
+    batches = pack(rollouts, 1000, parts=2)
+    # Of five rollouts the first three are one part, the last two another; each shortest first.
+    assert [(b.part, b.rollouts) for b in batches] == [(0, (1, 2, 0)), (1, (3, 4))]
+    assert [b.rollouts for b in pack(rollouts, 7, parts=2)] == [(1, 2), (0,), (3, 4)]

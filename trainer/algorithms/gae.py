@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_CHUNK = 64
+_CHUNK = 32
 """Tokens of a rollout that are gone through one after the other; its chunks are, and all rollouts, side by side."""
 
 
@@ -42,15 +42,16 @@ def skip_observation_gae(
         bootstrap: `[rollouts]`, the value of the context each rollout ends with, 0 where the episode has truly ended;
             None: all have.
     """
+    counts = torch.tensor(lengths, device=values.device)
+    last = counts.cumsum(0) - 1
     # In float64: the sums are long.
     value = values.double()
-    counts = torch.tensor(lengths, device=value.device)
-    last = counts.cumsum(0) - 1
-    following = torch.empty_like(value)
-    following[:-1] = value[1:]
-    following[last] = 0.0 if bootstrap is None else bootstrap.to(value)
-    deltas = following.mul_(gamma).add_(rewards).sub_(value)
-    return _scan(deltas, gamma * lam.to(value), counts).to(values.dtype)
+    deltas = rewards.double() - value
+    ends = 0.0 if bootstrap is None else gamma * bootstrap.to(deltas)
+    of_last = deltas[last] + ends
+    deltas[:-1].add_(value[1:], alpha=gamma)
+    deltas[last] = of_last
+    return _scan(deltas, gamma * lam.to(deltas), counts).to(values.dtype)
 
 
 def adaptive_lambda(lengths: Sequence[int], alpha: float) -> Tensor:
@@ -80,7 +81,7 @@ def place_rewards(reward: float, turn_rewards: Sequence[float], action_lengths: 
 
 
 def _scan(terms: Tensor, decay: Tensor, lengths: Tensor) -> Tensor:
-    """y_t = terms_t + decay·y_{t+1} within each of several rows that lie end to end, `[sum(lengths)]`.
+    """y_t = terms_t + decay·y_{t+1} within each of several rows that lie end to end, `[sum(lengths)]`, in `terms`.
 
     Rows are cut into chunks from their ends. Each chunk is summed up as if nothing came after it, all of them at once;
     what does come after is the same sum again over the chunks' first elements, and is added with its decay.
@@ -88,22 +89,24 @@ def _scan(terms: Tensor, decay: Tensor, lengths: Tensor) -> Tensor:
     Args:
         terms: `[sum(lengths)]`.
         decay: `[rows]`, at most 1.
-        lengths: `[rows]`.
+        lengths: `[rows]`, at least 1.
     """
     chunks = (lengths + _CHUNK - 1).div_(_CHUNK, rounding_mode="floor")
-    padding = (chunks * _CHUNK - lengths).cumsum_(0)  # Each row's stands before its first element.
-    place = torch.arange(len(terms), device=terms.device) + padding.repeat_interleave(lengths)
+    # Each row is padded before its first element, so that from the element before it, it is that many places more.
+    place = torch.ones(len(terms), dtype=torch.long, device=terms.device)
+    place[lengths.cumsum(0) - lengths] += chunks * _CHUNK - lengths
+    place = place.cumsum_(0).sub_(1)
     count = int(chunks.sum())
-    laid = terms.new_zeros(count * _CHUNK)
-    laid[place] = terms
+    laid = terms.new_zeros(count * _CHUNK).index_copy_(0, place, terms)
     columns = laid.view(count, _CHUNK).t().contiguous()
     decays = decay.repeat_interleave(chunks)
     for t in range(_CHUNK - 2, -1, -1):
         columns[t].addcmul_(decays, columns[t + 1])
     if count > len(lengths):
         after = torch.zeros_like(decays)
-        after[:-1] = _scan(columns[0], decay**_CHUNK, chunks)[1:]
+        after[:-1] = _scan(columns[0].clone(), decay**_CHUNK, chunks)[1:]
         after[chunks.cumsum(0) - 1] = 0.0
         for t in range(_CHUNK - 1, -1, -1):
             columns[t].add_(after.mul_(decays))
-    return columns.t().reshape(-1)[place]
+    laid.view(count, _CHUNK).copy_(columns.t())
+    return torch.index_select(laid, 0, place, out=terms)
