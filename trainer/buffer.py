@@ -73,6 +73,8 @@ class Buffer:
         self._units: dict[int, list[Rollout | None]] = {}
         self._useless_of: dict[int, str] = {}
         """Why finished rollouts cannot be trained on, by their admission numbers."""
+        self._oldest_of: dict[int, int] = {}
+        """The oldest version in finished rollouts of use, by their admission numbers."""
         self._oldest: dict[int, int] = {}
         """The oldest version in each unit that is complete."""
         self._drops: list[Drop] = []
@@ -147,7 +149,8 @@ class Buffer:
         elif reason := self.filters.see_group(members):
             self._drop_unit(key, reason)
         else:
-            self._oldest[key] = min(_oldest(rollout) for rollout in members)
+            self._oldest_of |= {rollout.index: _oldest(rollout) for rollout in members}
+            self._oldest[key] = min(self._oldest_of[rollout.index] for rollout in members)
             self.useless.clear()
             return
         self.useless.update(drop.reason for drop in self._drops[-self.group_size :])
@@ -169,12 +172,13 @@ class Buffer:
                     self._drops.append(Drop(rollout.id, reason))
                 else:
                     rollouts.append(rollout)
-        return Batch(tuple(rollouts), tuple(version - _oldest(r) for r in rollouts))
+        return Batch(tuple(rollouts), tuple(version - self._oldest_of.pop(r.index) for r in rollouts))
 
     def _drop_unit(self, key: int, reason: str) -> None:
         self._oldest.pop(key, None)
         for rollout in self._units.pop(key):
             if rollout is not None:
+                self._oldest_of.pop(rollout.index, None)
                 self.accepted -= 1
                 self._drops.append(Drop(rollout.id, self._useless_of.pop(rollout.index, reason)))
 
@@ -185,7 +189,7 @@ def unfit(rollout: Rollout) -> str | None:
         return f"failed: {rollout.stop_reason}"
     if rollout.reward is None:
         return "unscored"
-    if rollout.oldest_version is None:
+    if not any(action.versions for action in rollout.actions):
         return "no_actions"
     return None
 

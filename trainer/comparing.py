@@ -103,7 +103,12 @@ def plan(load: Callable[[Sequence[str]], Config], arms: Sequence[Arm], seeds: in
     """
     base = load(())
     budget = rollouts_of(base)
-    configs = {arm.name: _with_budget(arm, load(arm.overrides), budget) for arm in arms}
+    configs: dict[str, Config] = {}
+    for arm in arms:
+        try:
+            configs[arm.name] = _with_budget(load(arm.overrides), budget)
+        except ConfigError as e:
+            raise ConfigError(f"{arm.name}: {e}") from e
     return tuple(
         Job(arm.name, seed, _placed(configs[arm.name], f"{arm.name}-seed{seed}", seed, out))
         for seed in range(base.train.seed, base.train.seed + seeds)
@@ -116,7 +121,7 @@ def rollouts_of(config: Config) -> int:
     return (config.train.steps + _warm_up(config)) * config.learner.batch_rollouts
 
 
-def _with_budget(arm: Arm, config: Config, budget: int) -> Config:
+def _with_budget(config: Config, budget: int) -> Config:
     batch, warm_up = config.learner.batch_rollouts, _warm_up(config)
     steps = budget // batch - warm_up
     if budget % batch or steps < 1:
@@ -125,9 +130,7 @@ def _with_budget(arm: Arm, config: Config, budget: int) -> Config:
             if steps >= 1
             else (f"leaves no policy update after {warm_up} steps of its critic's warm-up, of {batch} rollouts each")
         )
-        raise ConfigError(
-            f"{arm.name}: the budget of {budget:,} rollouts, which all arms have, {why}: change train.steps"
-        )
+        raise ConfigError(f"the budget of {budget:,} rollouts, which all arms have, {why}: change train.steps")
     return replace(config, train=replace(config.train, steps=steps))
 
 

@@ -33,7 +33,7 @@ _IGNORED = ("name", "run_dir")
     "variations",
     multiple=True,
     metavar="NAME:KEY=VALUE,…",
-    help="Name a variation of the config, such as grpo:algorithm.preset=grpo,learner.lr=1e-5. Values are YAML. May be "
+    help="Name a variation of the config, such as low:learner.lr=1e-5,async.max_staleness=1. Values are YAML. May be "
     "repeated.",
 )
 @set_option
@@ -57,6 +57,9 @@ def compare(
     Each way is trained with each seed, one run after another, on as many rollouts. Then a table tells success,
     reward, speed and who waited for whom, with 95% intervals over the seeds, and a picture shows the reward against
     wall clock, rollouts and tokens.
+
+    Where the config has a critic, a variation without one says algorithm={preset: grpo}, which replaces the whole
+    section.
 
     Every run is a run directory, OUT/NAME-seedN. Ctrl-C stops after the current step, with a checkpoint; the same
     command goes on from there, and runs that have finished are not trained again.
