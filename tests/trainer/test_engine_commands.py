@@ -17,6 +17,7 @@ from moonmill.config import (
     EvalConfig,
     LoraConfig,
     ModelConfig,
+    TrainConfig,
     VllmConfig,
 )
 from moonmill.errors import ConfigError
@@ -38,6 +39,12 @@ def test_only_the_module_and_what_concerns_it_differ() -> None:
     assert vllm[4 : 4 + len(common)] == common
     assert value_of(vllm, "--served-name") == "policy-v0"
     assert value_of(vllm, "--python") == "/venv/bin/python"
+
+
+def test_evaluations_beside_training_have_places_of_their_own() -> None:
+    beside = replace(CONFIG, eval=EvalConfig(samples=8, max_concurrent=5), train=TrainConfig(eval_every=10))
+    alone = replace(beside, train=TrainConfig())
+    assert [value_of(engine_argv(c), "--max-batch") for c in (CONFIG, beside, alone)] == ["64", "69", "64"]
 
 
 def test_vllm_gets_slots_for_what_a_run_needs() -> None:
