@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from moonmill.ranges import Count, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from moonmill.ranges import Count, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Schedule
 
 
 class GaeConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="gae", tag_field="type"):
@@ -159,6 +159,29 @@ class KlConfig(Struct, frozen=True, forbid_unknown_fields=True):
     exp(−d) − 1 + d, as in GRPO. `k1` and `k2` pull with the same gradient, d·∇log π."""
 
 
+class CriticLoraConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A low-rank adapter with which the critic is trained in place of all of its weights."""
+
+    r: PositiveInt = 16
+    """Rank of the adapter."""
+    alpha: PositiveFloat = 32.0
+    """What the adapter adds is scaled by alpha / r."""
+
+
+class PretrainConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """When the critic has learned what it can of the initial policy: once its explained variance, smoothed over the
+    last `window` steps, has not risen by `min_rise` for `patience` steps."""
+
+    max_steps: PositiveInt = 200
+    """Most learner steps it takes, each of `learner.batch_rollouts` rollouts."""
+    window: PositiveInt = 10
+    """Steps the explained variance is smoothed over: that of a single batch is noisy."""
+    patience: PositiveInt = 10
+    """Steps without a rise after which it ends."""
+    min_rise: NonNegativeFloat = 0.01
+    """Less than this above the best before counts as no rise."""
+
+
 class CriticConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The learned critic: the policy's backbone with a value head, attention frozen."""
 
@@ -166,11 +189,32 @@ class CriticConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Learning rate of the critic."""
     updates: PositiveInt = 2
     """Value updates per policy update (K)."""
+    schedule: Schedule = "constant"
+    """What becomes of `lr` over the policy updates of the run, `train.steps`: it stays, or falls to 0 in a straight
+    line or half a cosine. It does not fall before the first policy update."""
+    lr_warmup_steps: Count = 0
+    """Learner steps at the start over which the learning rate rises linearly to `lr`."""
     warmup_steps: Count = 10
     """Learner steps at the start that train the critic alone. They make no new version, and come on top of
     `train.steps`."""
+    pretrain: PretrainConfig | None = None
+    """Train the critic alone for longer, until its explained variance stops rising; `warmup_steps` is then the least.
+    `null` goes by `warmup_steps` alone."""
+    path: str = ""
+    """The folder of a critic to begin with, as `moonmill pretrain-critic` writes it, of the same model. It is looked
+    for beside the config. Empty begins with the policy's own weights and a value head of zeros."""
+    lora: CriticLoraConfig | None = None
+    """Train an adapter in place of all weights: on the projections of MLPs and experts, beside a value head. With
+    `model.lora` it stands on the policy's own base, so that the critic takes megabytes; without, on a frozen copy of
+    the initial model in `model.dtype`. It wants a `lr` about ten times as high. `{}` takes the defaults there."""
     freeze_attention: bool = True
-    """Whether the critic trains its MLPs and value head alone, and all else stays as the policy's was at the start."""
+    """Whether the critic trains its MLPs and value head alone, and all else stays as the policy's was at the start: all
+    that mixes tokens (attention of every kind, linear attention, state spaces), embeddings, norms, and the routers of
+    experts."""
+    value_clip: PositiveFloat | None = None
+    """A value that has moved further than this from where it was before the step's updates gains nothing by moving on,
+    as in PPO: the larger is taken of its own loss and that of the value clipped to this distance. `null` clips
+    nothing."""
     advantages: Literal["before_update", "after_update"] = "before_update"
     """Whether advantages use the critic's values from before or after the step's value updates. The paper does not say.
     After an update the critic has seen this batch's outcomes, which takes them out of the advantages; on the calculator

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from moonmill.algorithm_config import AlgorithmConfig
-from moonmill.ranges import Count, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from moonmill.ranges import Count, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Schedule
 from moonmill.types import Sampling
 
 
@@ -168,6 +168,9 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Learning rate of the policy."""
     warmup_steps: Count = 0
     """Policy updates over which the learning rate rises linearly to `lr`."""
+    schedule: Schedule = "constant"
+    """What becomes of `lr` after them, over the rest of `train.steps`: it stays, or falls to 0 in a straight line or
+    half a cosine. Where it falls, `train.steps` must stay what it is on `--resume`."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """Of AdamW, the optimizer of policy and critic."""
     weight_decay: NonNegativeFloat = 0.0
@@ -196,7 +199,9 @@ class TrainConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     steps: PositiveInt = 100
     """Policy updates; each makes a version. The critic's warm-up comes before them, so that of `steps: 100` and
-    `algorithm.critic.warmup_steps: 8` become 108 learner steps: `step 9/108` makes `v1`."""
+    `algorithm.critic.warmup_steps: 8` become 108 learner steps: `step 9/108` makes `v1`. With
+    `algorithm.critic.pretrain` it is not known beforehand when the warm-up ends: until then it is
+    `step 9/at most 300`."""
     seed: int = 0
     """Decides tasks, chance in episodes and sampling, initial adapter: everything random in a run hangs from it."""
     checkpoint_every: PositiveInt = 20

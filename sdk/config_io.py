@@ -31,9 +31,9 @@ _SHOWN = 100
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config in the YAML file `path`.
 
-    A relative `model.path`, and the file of an `env.id` such as `env.py:MyEnv`, is looked for beside the config first,
-    then in the working directory. A config without a name is named after its file, and one without a run directory gets
-    `runs/<name>`.
+    A relative `model.path` or `algorithm.critic.path`, and the file of an `env.id` such as `env.py:MyEnv`, is looked
+    for beside the config first, then in the working directory. A config without a name is named after its file, and one
+    without a run directory gets `runs/<name>`.
 
     Args:
         path: the file.
@@ -209,6 +209,10 @@ def _resolve_paths(config: Config, folder: Path, overridden: Sequence[KeyPath]) 
     model = look(("model", "path"), config.model.path)
     if model is not None and model.is_dir():
         config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(model)))
+    critic = config.algorithm.critic
+    if critic and critic.path and (found := look(("algorithm", "critic", "path"), critic.path)):
+        critic = msgspec.structs.replace(critic, path=str(found))
+        config = msgspec.structs.replace(config, algorithm=msgspec.structs.replace(config.algorithm, critic=critic))
     file, colon, name = config.env.id.rpartition(":")
     env = look(("env", "id"), file) if file.endswith(".py") else None
     if env is not None:

@@ -1,6 +1,6 @@
-"""Numbers of a certain range, as types of configs."""
+"""Numbers of a certain range, and choices that several sections have, as types of configs."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -9,3 +9,5 @@ Count = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+Schedule = Literal["constant", "linear", "cosine"]
+"""What becomes of a learning rate over a run."""

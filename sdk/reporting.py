@@ -17,6 +17,7 @@ class StepLine(Struct, frozen=True):
     step: int
     """Counted from 1."""
     steps_total: int
+    """Of the whole run."""
     version: int
     """The newest version after the step."""
     reward: float | None = None
@@ -43,6 +44,8 @@ class StepLine(Struct, frozen=True):
     """Share of the rollouts that a limit ended."""
     seconds: float = 0.0
     """Since the step before."""
+    at_most: bool = False
+    """`steps_total` is a bound: nobody knows yet when the critic's pre-training ends."""
 
 
 class LevelResult(Struct, frozen=True):
@@ -127,6 +130,8 @@ class Summary(Struct, frozen=True):
     """Exceptions and wrong calls in tools, summed over the run by tool and kind; all unknown tools are one."""
     staleness: StalenessSummary = StalenessSummary()
     masked_share_mean: float | None = None
+    critic: dict[str, float] = {}
+    """Health of the critic at the end: `explained_variance_smoothed`, `value_bias`, `value_calibration_error`."""
     probe_difference_max: float | None = None
     """Largest difference between an engine's and the learner's answer to the probe, after a hand-over."""
     generation_seconds: float = 0.0

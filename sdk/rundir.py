@@ -100,16 +100,17 @@ class RunDirectory:
         self.open(self.path)
         if not self.has_begun:
             return
+        falls_over = _falls_over(config)
         changed = [
             f"{key}: {before!r:.100} then, {now!r:.100} now"
             for key, (before, now) in differences(load_config(self.config), config).items()
-            if any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED)
+            if any(key == fixed or key.startswith(f"{fixed}.") for fixed in (*_FIXED, *falls_over))
         ]
         if changed:
             raise RunDirectoryError(
                 "\n  ".join((f"{self.path} was begun with other values, and a run keeps what it trains:", *changed))
                 + "\nSet them back, or start a new run (another run_dir). On --resume may differ: engine, async, eval, "
-                "sandbox, and train but for train.seed"
+                f"sandbox, and train but for {' and '.join(('train.seed', *falls_over))}"
             )
 
     def lock(self) -> None:
@@ -197,6 +198,13 @@ class RunDirectory:
         if self.events.exists():
             self.events.unlink()
             shutil.rmtree(self._before_the_first_step, ignore_errors=True)
+
+
+def _falls_over(config: Config) -> tuple[str, ...]:
+    """What decides how fast a learning rate falls: steps that are done again would come out otherwise."""
+    critic = config.algorithm.critic
+    falls = config.learner.schedule != "constant" or (critic is not None and critic.schedule != "constant")
+    return ("train.steps",) if falls else ()
 
 
 def check_place(path: Path) -> None:

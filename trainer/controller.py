@@ -23,7 +23,7 @@ from moonmill.seeding import derive_seed
 from moonmill.trainer.admission import capacity
 from moonmill.trainer.buffer import Batch, Buffer
 from moonmill.trainer.ledger import Ledger, Recovery
-from moonmill.trainer.lines import step_line, step_record
+from moonmill.trainer.lines import Length, step_line, step_record
 from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.meter import Cause, Meter, Waits
 from moonmill.trainer.mismatch import MismatchWatch
@@ -61,7 +61,7 @@ class Controller:
         reporter: told of every step.
         evaluate: evaluates the version in use; called in the background.
         recovery: where the run stands.
-        steps_total: learner steps of the whole run, those that train the critic alone among them.
+        length: when it is done.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Controller:
         reporter: Reporter,
         evaluate: Callable[[], Coroutine[Any, Any, None]],
         recovery: Recovery,
-        steps_total: int,
+        length: Length,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -99,7 +99,8 @@ class Controller:
         self._mismatch = MismatchWatch(config.model.dtype)
         self._last_error: str | None = None
         self._learning = False
-        self._steps_total = steps_total
+        self._length = length
+        self._critic_ready = recovery.critic_ready
         self.is_saved = False
         """The last checkpoint of this run has been written."""
         self.step = recovery.step
@@ -121,7 +122,11 @@ class Controller:
     @property
     def stopped(self) -> bool:
         """`stop` was called before all steps were done."""
-        return self.stop_asked and self.version < self._config.train.steps
+        return self.stop_asked and not self._done
+
+    @property
+    def _done(self) -> bool:
+        return self._length.is_done(self.version, critic_ready=self._critic_ready)
 
     async def train(self) -> None:
         """Train until the configured number of policy updates is done, or `stop` is called.
@@ -152,7 +157,7 @@ class Controller:
             group.cancel_scope.cancel()
 
     async def _save(self) -> None:
-        if not self.stop_asked and self.version < self._config.train.steps:
+        if not self.stop_asked and not self._done:
             # Author's code can cancel the task it runs in, and a task group then ends as if it were done.
             raise RunError(
                 f"training was cancelled from within after {self.version} of {self._config.train.steps} policy "
@@ -229,7 +234,7 @@ class Controller:
 
     async def _learn(self, evaluations: TaskGroup) -> None:
         train = self._config.train
-        while self.version < train.steps and not self._stop_asked.is_set():
+        while not self._done and not self._stop_asked.is_set():
             with self._meter.waiting_for_rollouts():
                 batch = await self._next_batch()
             if batch is None:
@@ -237,6 +242,7 @@ class Controller:
             answer = await self._step(batch)
             made_version = answer.version > self.version
             self.step, self.version = answer.step, answer.version
+            self._critic_ready = self._critic_ready or answer.metrics.get("critic_ready") == 1
             self._commit(batch, answer)
             weights = Path(answer.weights) if answer.weights else None
             changed = answer.metrics.get("grad_norm") != 0.0
@@ -288,7 +294,7 @@ class Controller:
             sandboxes=self._sandboxes(),
         )
         self._ledger.step(record)
-        self._reporter.step(step_line(record, batch, self._steps_total, self._config.eval.success))
+        self._reporter.step(step_line(record, batch, self._length, self._config.eval.success))
         seen = self._rewards.see(batch.rollouts), self._mismatch.see(answer.step, answer.metrics), answer.notice
         for text in filter(None, seen):
             self._ledger.event("warning", text=text)

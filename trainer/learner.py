@@ -1,7 +1,7 @@
 """The learner: policy, critic and their optimizers, updated one batch of rollouts at a time.
 
-A step is K value updates, advantages, and the policy's updates, one where the algorithm says nothing else; the first
-`critic.warmup_steps` steps train the critic alone and make no version. What always holds:
+A step is K value updates, advantages, and the policy's updates, one where the algorithm says nothing else; the steps of
+the critic's warm-up train it alone and make no version. What always holds:
 
 - What a token weighs in a loss depends on the whole batch, masked tokens included, however it is cut into
   micro-batches.
@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 import torch
 from msgspec import Struct
-from transformers import PreTrainedModel
 
 from moonmill.algorithm_config import GaeConfig, RunningMeanConfig
 from moonmill.config import Config
@@ -33,10 +32,11 @@ from moonmill.trainer.critic import Critic
 from moonmill.trainer.guard import Guard
 from moonmill.trainer.models import Packed, export_dtype, implementation_of, load_policy, precision
 from moonmill.trainer.packing import pack
+from moonmill.trainer.parts import make_parts
 from moonmill.trainer.policy_update import PolicyUpdate
 from moonmill.trainer.recompute import recompute_layers
 from moonmill.trainer.value_update import ValueUpdate
-from moonmill.trainer.weights import FullWeights, TrainedWeights, load_tensors, own_tensors, save_tensors
+from moonmill.trainer.weights import load_tensors, save_tensors
 from moonmill.types import Rollout
 
 
@@ -80,9 +80,9 @@ class Learner:
         self.policy = load_policy(config.model)
         if config.learner.gradient_checkpointing:
             recompute_layers(self.policy)
-        critic = self._algorithm.critic  # It copies the base: before there is an adapter in it.
-        self._value_update = ValueUpdate(self.policy, critic, config.learner) if critic else None
-        self._weights = _trained_weights(self.policy, config)
+        critic = self._algorithm.critic
+        self._weights, made = make_parts(self.policy, critic, config)
+        self._value_update = ValueUpdate(made, critic, config) if made and critic else None
         self._policy_update = PolicyUpdate(self.policy, self._weights.parameters, self._algorithm, config)
         advantage = self._algorithm.advantage
         self._outcomes = None if isinstance(advantage, GaeConfig) else OutcomeAdvantages(advantage)
@@ -154,7 +154,7 @@ class Learner:
             saved = torch.load(path / "optimizers.pt", map_location=self._device, weights_only=True)
             self._policy_update.load_state_dict(saved["policy"])
             if self._value_update is not None:
-                load_tensors(own_tensors(self._value_update.critic), path / "critic.safetensors")
+                load_tensors(self._value_update.critic.tensors(), path / "critic.safetensors")
                 self._value_update.load_state_dict(saved["critic"])
             if self._outcomes is not None:
                 self._outcomes.load_state_dict(saved["outcomes"])
@@ -171,7 +171,7 @@ class Learner:
         self._weights.save(folder / "policy")
         optimizers: dict[str, Any] = {"policy": self._policy_update.state_dict(), "random": torch.get_rng_state()}
         if self._value_update is not None:
-            save_tensors(own_tensors(self._value_update.critic), folder / "critic.safetensors")
+            save_tensors(self._value_update.critic.tensors(), folder / "critic.safetensors")
             optimizers["critic"] = self._value_update.state_dict()
         if self._outcomes is not None:
             optimizers["outcomes"] = self._outcomes.state_dict()
@@ -193,10 +193,10 @@ class Learner:
         else:
             assert isinstance(advantage, GaeConfig)
             assert self._value_update is not None
-            critic = self._value_update.config
+            critic, alone = self._value_update.config, not self._value_update.warm_up.over
             with self._timed("critic"):
-                values = self._value_update.update(batch, advantage, metrics)
-            if self.step_number < critic.warmup_steps:
+                values = self._value_update.update(batch, advantage, self.version, metrics)
+            if alone:
                 return False
             with self._timed("advantages"), torch.no_grad():
                 if critic.advantages == "after_update":
@@ -219,15 +219,6 @@ class Learner:
         begin = time.perf_counter()
         yield
         self._seconds[phase] = time.perf_counter() - begin
-
-
-def _trained_weights(policy: PreTrainedModel, config: Config) -> TrainedWeights:
-    model = config.model
-    if model.lora is None:
-        return FullWeights(policy, model.path)
-    from moonmill.trainer.lora import Adapter  # and peft, which takes a second to import
-
-    return Adapter(policy, model.lora, model.path, derive_seed(config.train.seed, "adapter"))
 
 
 def make_deterministic(config: Config) -> None:

@@ -33,6 +33,8 @@ class Recovery(Struct, frozen=True):
     """The first admission number never used."""
     holes: tuple[int, ...]
     """Admission numbers below it whose episodes did not finish: they are played again."""
+    critic_ready: bool = False
+    """The critic has been trained alone for long enough."""
 
 
 class Ledger:
@@ -75,6 +77,7 @@ class Ledger:
             RunDirectoryError: they cannot be read, or know no step where checkpoints of later steps stand.
         """
         step = version = consumed = 0
+        ready = False
         gone: set[str] = set()
         for record in read_jsonl(self.run.steps, StepRecord):
             gone.update(record.consumed)
@@ -82,6 +85,7 @@ class Ledger:
             consumed += len(record.consumed)
             if record.step is not None:
                 step, version = record.step, record.version
+                ready = ready or record.metrics.get("critic_ready") == 1
         if not step and (newest := newest_step(self.run.path)):
             raise RunDirectoryError(
                 f"{self.run.steps} has no step, but {self.run.checkpoints} has a checkpoint of step {newest}: the logs "
@@ -96,7 +100,7 @@ class Ledger:
                 pending.append(rollout)
         next_index = max(seen, default=-1) + 1
         holes = tuple(sorted(set(range(next_index)) - seen))
-        return Recovery(step, version, tuple(pending), consumed, next_index, holes)
+        return Recovery(step, version, tuple(pending), consumed, next_index, holes, ready)
 
     def last_step(self) -> int:
         """The last committed step, 0 before the first."""

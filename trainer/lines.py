@@ -2,11 +2,16 @@
 
 from statistics import fmean
 
+from msgspec import Struct
+
+from moonmill.config import Config
 from moonmill.reporting import StepLine
+from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.buffer import Batch
 from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.records import StepRecord
 from moonmill.trainer.summary import means
+from moonmill.trainer.warm_up import most_steps
 from moonmill.types import Status
 
 
@@ -29,20 +34,50 @@ def step_record(batch: Batch, answer: StepAnswer) -> StepRecord:
     )
 
 
-def step_line(record: StepRecord, batch: Batch, steps_total: int, success: float) -> StepLine:
+class Length(Struct, frozen=True):
+    """How long a run is."""
+
+    updates: int
+    """Policy updates; 0 where the critic is all that is trained."""
+    alone: int
+    """Learner steps before them that train the critic alone,"""
+    at_most: bool = False
+    """or fewer."""
+
+    @classmethod
+    def of(cls, config: Config, *, critic_only: bool = False) -> "Length":
+        """That of a run; `critic_only` makes no policy update."""
+        critic = resolve(config.algorithm, config.learner.batch_rollouts).critic
+        updates = 0 if critic_only else config.train.steps
+        return cls(updates, most_steps(critic), at_most=critic is not None and critic.pretrain is not None)
+
+    def is_done(self, version: int, *, critic_ready: bool) -> bool:
+        """Whether nothing is left to do; `critic_ready` where the critic has been trained alone for long enough."""
+        return version >= self.updates and (self.updates > 0 or critic_ready)
+
+    def steps(self, record: StepRecord) -> int:
+        """Learner steps of the whole run, as far as that is known after a step."""
+        if not record.version:
+            return self.updates + self.alone
+        # By now it is known how many made no version.
+        return self.updates + (record.step or 0) - record.version
+
+
+def step_line(record: StepRecord, batch: Batch, length: Length, success: float) -> StepLine:
     """A committed step as a line.
 
     Args:
         record: the step.
         batch: what it trained on.
-        steps_total: learner steps of the whole run.
+        length: of the run.
         success: a reward of at least this is a success.
     """
     metrics, seconds = record.metrics, record.spans.wall
     failed = sum(d.reason.startswith("failed") or d.reason == "unscored" for d in record.dropped)
     return StepLine(
         step=record.step or 0,
-        steps_total=steps_total,
+        steps_total=length.steps(record),
+        at_most=length.at_most and not record.version,
         version=record.version,
         reward=record.reward,
         success=fmean((r.reward or 0.0) >= success for r in batch.rollouts),

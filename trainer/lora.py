@@ -1,4 +1,4 @@
-"""A LoRA adapter on a frozen base (arXiv 2106.09685): where it is put, how it begins, how it is written.
+"""LoRA adapters on a frozen base (arXiv 2106.09685): where they are put, how they begin, how they are written.
 
 What always holds: it begins as nothing (B = 0), so that version 0 is the base; it has no dropout, so that what is
 trained is what was sampled; and no weight of the base is written or copied for it. It is saved as PEFT saves, under the
@@ -7,7 +7,10 @@ names PEFT uses, for anyone to load.
 
 import json
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import peft
 import torch
@@ -16,8 +19,10 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from moonmill.agents.engine.folder import ADAPTER_FILE, ADAPTER_WEIGHTS
+from moonmill.algorithm_config import CriticLoraConfig
 from moonmill.config import LoraConfig
 from moonmill.errors import ConfigError
+from moonmill.trainer.position_wise import backbone_of
 from moonmill.trainer.weights import copy_beside, load_tensors, save_tensors, write_whole
 
 _IN_A_LAYER = re.compile(r"\.\d+\.")
@@ -25,6 +30,8 @@ _IN_A_LAYER = re.compile(r"\.\d+\.")
 _ROUTER = re.compile(r"router|(^|[._])gate$", re.IGNORECASE)
 """What chooses experts; a `gate_proj` is a projection."""
 _KEY = "model.lora.target_modules"
+_MATRICES = 3
+"""Dimensions of a parameter that holds the matrices of several experts."""
 
 
 class Adapter:
@@ -43,17 +50,8 @@ class Adapter:
     def __init__(self, model: PreTrainedModel, lora: LoraConfig, source: str, seed: int) -> None:
         self._source = source
         places = target_modules(model, lora.target_modules)
-        config = peft.LoraConfig(
-            task_type="CAUSAL_LM",
-            r=lora.r,
-            # A whole number as one: it is what most write there, and all that some can read.
-            lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
-            lora_dropout=0.0,
-            target_modules=places,
-            fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        )
-        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-            torch.manual_seed(seed)
+        config = _config(model, lora, target_modules=places, task_type="CAUSAL_LM")
+        with _seeded(model, seed):
             self._peft: peft.PeftModel = peft.get_peft_model(model, config)
         self._peft.eval()
         self.parameters: list[nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
@@ -63,7 +61,9 @@ class Adapter:
             "target_modules": sorted(places),
             "inference_mode": True,
         }
-        self._description = json.dumps(described, indent=2, sort_keys=True)
+        # What PEFT adds for some models is a set, which JSON does not have.
+        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in described.items()}
+        self._description = json.dumps(plain, indent=2, sort_keys=True)
 
     def export(self, folder: Path, dtype: torch.dtype) -> None:
         folder.mkdir(exist_ok=True)
@@ -80,10 +80,74 @@ class Adapter:
     def load(self, folder: Path) -> None:
         load_tensors(self._tensors(), folder / ADAPTER_WEIGHTS)
 
+    def beside(self, places: Mapping[str, nn.Module], lora: CriticLoraConfig, seed: int) -> "SideAdapter":
+        """Put the critic's adapter on the same base. Arguments as of `SideAdapter`."""
+        return SideAdapter(self._peft, places, lora, seed)
+
     def _tensors(self) -> dict[str, Tensor]:
         """The adapter's own tensors, by PEFT's names."""
         tensors: dict[str, Tensor] = peft.get_peft_model_state_dict(self._peft, save_embedding_layers=False)
         return tensors
+
+
+class SideAdapter:
+    """The critic's adapter: beside the policy's on one base, or alone on a base that is there for nothing else.
+
+    It begins as nothing too. Beside the policy's it does nothing outside of `active`.
+
+    Args:
+        base: a model that has an adapter already, which is in use again after `active`; or one that has none.
+        places: modules of it that are adapted, by their paths, from before there was any adapter in it.
+        lora: rank and scale.
+        seed: decides how it begins.
+    """
+
+    _NAME = "critic"
+
+    def __init__(
+        self,
+        base: peft.PeftModel | PreTrainedModel,
+        places: Mapping[str, nn.Module],
+        lora: CriticLoraConfig,
+        seed: int,
+    ) -> None:
+        model: PreTrainedModel = base.get_base_model() if isinstance(base, peft.PeftModel) else base
+        linear = [path for path, module in places.items() if isinstance(module, nn.Linear | Conv1D)]
+        fused = [
+            f"{path}.{name}"
+            for path, module in places.items()
+            if path not in linear
+            for name, parameter in module.named_parameters(recurse=False)
+            if parameter.ndim == _MATRICES
+        ]
+        config = _config(model, lora, target_modules=linear, target_parameters=fused or None)
+        with _seeded(model, seed):
+            if isinstance(base, peft.PeftModel):
+                self._peft = base
+                base.add_adapter(self._NAME, config)
+            else:
+                self._peft = peft.get_peft_model(model, config, adapter_name=self._NAME)
+        self._peft.eval()
+        self._beside: str | None = self._peft.active_adapter if self._peft.active_adapter != self._NAME else None
+        self.backbone: nn.Module = backbone_of(model)
+        self.parameters: dict[str, nn.Parameter] = {
+            name.replace(f".{self._NAME}", ""): parameter
+            for name, parameter in self.backbone.named_parameters()
+            if f".{self._NAME}." in name
+        }
+        """By their paths in the backbone, whatever that stands in."""
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Have this adapter in the place of the model's own: for forward passes and for what is propagated back."""
+        if self._beside is None:
+            yield
+            return
+        self._peft.set_adapter(self._NAME)
+        try:
+            yield
+        finally:
+            self._peft.set_adapter(self._beside)
 
 
 def target_modules(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> list[str]:
@@ -134,3 +198,21 @@ def _fused(model: PreTrainedModel) -> list[str]:
 def _matches(path: str, name: str) -> bool:
     """Whether PEFT takes a module for one of that name."""
     return path == name or path.endswith(f".{name}")
+
+
+def _config(model: PreTrainedModel, lora: LoraConfig | CriticLoraConfig, **places: Any) -> peft.LoraConfig:
+    return peft.LoraConfig(
+        r=lora.r,
+        # A whole number as one: it is what most write there, and all that some can read.
+        lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
+        lora_dropout=0.0,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        **places,
+    )
+
+
+@contextmanager
+def _seeded(model: PreTrainedModel, seed: int) -> Iterator[None]:
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -1,12 +1,40 @@
-"""AdamW and what surrounds it: learning-rate warm-up, clipping, and no update where something is not finite."""
+"""AdamW and what surrounds it: the learning rate's course, clipping, and no update where something is not finite."""
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from moonmill.config import LearnerConfig
+from moonmill.ranges import Schedule
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a learning rate is at any time, as shares of its highest: it rises over an optimizer's own first updates,
+    and falls over the policy updates of the run."""
+
+    schedule: Schedule = "constant"
+    warmup: int = 0
+    """Updates of the optimizer over which it rises linearly; the first is at 1/warmup."""
+    falls_from: int = 0
+    """The version from which it falls,"""
+    falls_to: int = 1
+    """and the one at which it would be 0: the run's last."""
+
+    def at(self, updates: int, version: int) -> float:
+        """The share after so many updates of the optimizer, in the step that begins with this version."""
+        rise = min(1.0, (updates + 1) / max(1, self.warmup))
+        gone = (version - self.falls_from) / max(1, self.falls_to - self.falls_from)
+        left = 1.0 - min(1.0, max(0.0, gone))
+        if self.schedule == "linear":
+            return rise * left
+        if self.schedule == "cosine":
+            return rise * (1 - math.cos(math.pi * left)) / 2
+        return rise
 
 
 class Optimizer:
@@ -14,32 +42,32 @@ class Optimizer:
 
     Args:
         parameters: the trained ones.
-        lr: the learning rate after the warm-up.
+        lr: the highest learning rate.
         config: betas, weight decay and the largest gradient norm.
-        warmup: updates over which the learning rate rises linearly; the first is at `lr / warmup`.
+        course: what becomes of the learning rate.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, config: LearnerConfig, warmup: int = 0) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, config: LearnerConfig, course: Course) -> None:
         self.updates = 0
         """Updates done."""
         self._parameters = list(parameters)
         self._peak = lr
-        self._warmup = warmup
+        self._course = course
         self._max_norm = config.max_grad_norm
         self._adam = torch.optim.AdamW(
             self._parameters, lr=lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
         )
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of the next update."""
-        return self._peak * min(1.0, (self.updates + 1) / max(1, self._warmup))
+    def lr(self, version: int) -> float:
+        """The learning rate of the next update; the version is the policy's, before the step."""
+        return self._peak * self._course.at(self.updates, version)
 
-    def update(self, losses: Iterable[Tensor]) -> tuple[float, bool]:
+    def update(self, losses: Iterable[Tensor], version: int) -> tuple[float, bool]:
         """Clip, update, and drop the gradients.
 
         Args:
             losses: what the gradients are of.
+            version: the policy's, before the step.
 
         Returns:
             The gradients' norm before clipping, and whether there was an update: none where that or a loss is not
@@ -49,7 +77,7 @@ class Optimizer:
         finite = norm - norm == 0 and all(bool(loss.isfinite().all()) for loss in losses)
         if finite:
             for group in self._adam.param_groups:
-                group["lr"] = self.lr
+                group["lr"] = self.lr(version)
             self._adam.step()
             self.updates += 1
         self._adam.zero_grad(set_to_none=True)

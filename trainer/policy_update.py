@@ -20,7 +20,7 @@ from moonmill.trainer.algorithms.staleness import staleness_weights
 from moonmill.trainer.guard import not_finite
 from moonmill.trainer.metrics import TokenStats, policy_metrics
 from moonmill.trainer.models import Packed, action_logprobs
-from moonmill.trainer.optimizing import Optimizer
+from moonmill.trainer.optimizing import Course, Optimizer
 from moonmill.trainer.reference import Reference
 
 
@@ -46,7 +46,10 @@ class PolicyUpdate:
         self._constant = algorithm.normalization_constant or config.model.max_length
         penalised = algorithm.kl is not None and algorithm.kl.coef > 0
         self._reference = Reference(policy, adapter=config.model.lora is not None) if penalised else None
-        self._optimizer = Optimizer(parameters, config.learner.lr, config.learner, config.learner.warmup_steps)
+        learner = config.learner
+        rises_to = learner.warmup_steps // algorithm.updates
+        course = Course(learner.schedule, learner.warmup_steps, rises_to, config.train.steps)
+        self._optimizer = Optimizer(parameters, learner.lr, learner, course)
 
     def update(
         self, batch: Sequence[Packed], advantages: Sequence[Tensor], version: int, metrics: dict[str, float]
@@ -89,8 +92,8 @@ class PolicyUpdate:
                 part.append(
                     self._accumulate(batch[i], advantages[i], before[i], reference[i], weights, version, number)
                 )
-            metrics["lr"] = self._optimizer.lr
-            norm, done = self._optimizer.update(s.loss for s in part)
+            metrics["lr"] = self._optimizer.lr(version)
+            norm, done = self._optimizer.update((s.loss for s in part), version)
             if not done:
                 self.suspects += not_finite([batch[i] for i in places], [s.logprobs + s.behaviour for s in part])
             stats += part

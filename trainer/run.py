@@ -37,6 +37,7 @@ from moonmill.trainer.evaluations import Evaluations
 from moonmill.trainer.filters import Filters
 from moonmill.trainer.learner_host import LearnerHost
 from moonmill.trainer.ledger import Ledger, Recovery
+from moonmill.trainer.lines import Length
 from moonmill.trainer.summary import read_events, summarize
 from moonmill.trainer.validate import require_valid
 from moonmill.types import Rollout
@@ -44,10 +45,11 @@ from moonmill.types import Rollout
 _ROUTINE = frozenset({"engine_started", "learner_started", "version_published", "step_repeated"})
 
 
-def train(config: Config, *, resume: bool, reporter: Reporter) -> Summary:
+def train(config: Config, *, resume: bool, reporter: Reporter, critic_only: bool = False) -> Summary:
     """Train as `config` says and return the run in figures.
 
-    Ctrl-C ends the run after the learner's current step, with a checkpoint; a second one ends it at once.
+    Ctrl-C ends the run after the learner's current step, with a checkpoint; a second one ends it at once. With
+    `critic_only` it ends before the first policy update, once the critic's warm-up is over.
 
     Raises:
         ConfigError: the config cannot work. Nothing has been written.
@@ -67,16 +69,16 @@ def train(config: Config, *, resume: bool, reporter: Reporter) -> Summary:
             raise RunError("stopped while checking the config: nothing was begun, so there is nothing to resume") from e
         run = (RunDirectory.resume if resume else RunDirectory.create)(Path(config.run_dir), config)
         try:
-            _carry_out(config, run, reporter)
+            _carry_out(config, run, reporter, Length.of(config, critic_only=critic_only))
             run.require_held()
         finally:
             run.unlock()
         return summarize(run.path)
 
 
-def _carry_out(config: Config, run: RunDirectory, reporter: Reporter) -> None:
+def _carry_out(config: Config, run: RunDirectory, reporter: Reporter, length: Length) -> None:
     ledger = Ledger(run)
-    job = _Run(config, run, ledger, reporter)
+    job = _Run(config, run, ledger, reporter, length)
     try:
         with job.sandboxes:
             anyio.run(job.main)
@@ -94,8 +96,9 @@ def _carry_out(config: Config, run: RunDirectory, reporter: Reporter) -> None:
 
 
 class _Run:
-    def __init__(self, config: Config, run: RunDirectory, ledger: Ledger, reporter: Reporter) -> None:
+    def __init__(self, config: Config, run: RunDirectory, ledger: Ledger, reporter: Reporter, length: Length) -> None:
         self.config = config
+        self.length = length
         self.run = run
         self.ledger = ledger
         self.reporter = reporter
@@ -180,7 +183,7 @@ class _Run:
         self.finished = True
 
     def _controller(self, engine: EngineHost, learner: LearnerHost, tasks: TaskFeed, recovery: Recovery) -> Controller:
-        config, critic = self.config, self.algorithm.critic
+        config = self.config
         return Controller(
             config,
             ledger=self.ledger,
@@ -193,7 +196,7 @@ class _Run:
             reporter=self.reporter,
             evaluate=partial(self.evaluations.meanwhile, engine),
             recovery=recovery,
-            steps_total=config.train.steps + (critic.warmup_steps if critic else 0),
+            length=self.length,
         )
 
     def _restore(self, recovery: Recovery) -> None:

@@ -27,6 +27,8 @@ CAUSES = {
     "sandbox": "episodes wait for sandboxes",
 }
 """The causes of waiting, in words."""
+_HEALTH = ("explained_variance_smoothed", "value_bias", "value_calibration_error")
+"""Of the critic, in the last step."""
 _NEWEST = 10
 """Steps that tell how the environment's metrics stand: their mean over a whole run would hide what was learned."""
 
@@ -62,6 +64,7 @@ def summarize(path: Path) -> Summary:
         tool_faults=faults,
         staleness=_staleness(staleness),
         masked_share_mean=fmean(masked) if masked else None,
+        critic={name: last.metrics[name] for name in _HEALTH if name in last.metrics},
         probe_difference_max=told.probe_difference_max,
         generation_seconds=sum(s.spans.generating for s in done),
         learning_seconds=learning,

@@ -30,15 +30,17 @@ from moonmill.rundir import RunDirectory, check_place
 from moonmill.sandboxes import SandboxSpecError
 from moonmill.sandboxes.providers import check_name
 from moonmill.trainer.algorithms.presets import resolve
+from moonmill.trainer.critic_folder import check_critic
 from moonmill.trainer.engine_commands import describe_engine, describe_versions
 from moonmill.trainer.filters import check_filters
+from moonmill.trainer.warm_up import check_warm_up
 from moonmill.types import COOLEST
 
 if TYPE_CHECKING:
     from moonmill.agents.rendering import TurnRenderer
 
 AT_ONCE = (
-    *("environment", "sandbox", "algorithm", "asynchrony", "evaluation", "device", "run directory"),
+    *("environment", "sandbox", "algorithm", "critic", "asynchrony", "evaluation", "device", "run directory"),
     *("model", "adapter", "engine", "versions"),
 )
 """Checks that import neither torch (but for a GPU) nor transformers."""
@@ -121,6 +123,22 @@ def _algorithm(config: Config) -> str:
     algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
     group = f", groups of {algorithm.group_size}" if algorithm.group_size > 1 else ", single rollouts"
     return f"{config.algorithm.preset}{group}{', with a critic' if algorithm.critic else ''}"
+
+
+def _critic(config: Config) -> str:
+    critic = resolve(config.algorithm, config.learner.batch_rollouts).critic
+    if critic is None:
+        return "none"
+    check_warm_up(critic)
+    if critic.lora is None:
+        kind = "a copy of the model"
+    else:
+        base = "the policy's base" if config.model.lora else "a frozen copy of the model"
+        kind = f"an adapter (r {critic.lora.r}, alpha {critic.lora.alpha:g}) on {base}"
+    if not critic.path:
+        return kind
+    check_critic(critic)
+    return f"{kind}, beginning with {critic.path}"
 
 
 def _asynchrony(config: Config) -> str:
@@ -261,6 +279,7 @@ _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "environment": (_environment, ()),
     "sandbox": (_sandbox, ("environment",)),
     "algorithm": (_algorithm, ()),
+    "critic": (_critic, ("algorithm",)),
     "asynchrony": (_asynchrony, ("algorithm",)),
     "evaluation": (_evaluation, ()),
     "device": (_device, ()),

@@ -32,6 +32,7 @@ class RootGroup(LazyGroup):
     cls=RootGroup,
     commands_in={
         "train": "moonmill.cli.train:train",
+        "pretrain-critic": "moonmill.cli.pretrain_critic:pretrain_critic",
         "eval": "moonmill.cli.evaluate:evaluate",
         "compare": "moonmill.cli.compare:compare",
         "validate": "moonmill.cli.validate:validate",

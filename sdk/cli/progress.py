@@ -108,7 +108,8 @@ def step_text(line: StepLine) -> str:
     """A step on one line. Figures that were not measured are left out."""
     # Without the policy's figures, a step before the first version was the critic's alone.
     warm_up = " (critic warm-up)" if line.version == 0 and line.masked_share is None else ""
-    parts = [f"step {line.step}/{line.steps_total}{warm_up}", f"v{line.version}"]
+    total = f"at most {line.steps_total}" if line.at_most else str(line.steps_total)
+    parts = [f"step {line.step}/{total}{warm_up}", f"v{line.version}"]
     if line.reward is not None:
         parts.append(f"reward {number(line.reward, 3)}")
     if line.success is not None:

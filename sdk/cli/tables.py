@@ -108,6 +108,8 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
     at_most = f"95% at most {s.staleness.p95:g}, maximum {s.staleness.max}"
     yield "staleness", f"mean {number(s.staleness.mean)}, {at_most}"
     yield "masked tokens", share(s.masked_share_mean, 2)
+    if s.critic:
+        yield "critic", _critic(s.critic)
     if s.probe_difference_max is not None:
         yield "engine and learner", f"log-probabilities at most {s.probe_difference_max:.1e} apart after a hand-over"
     parts = f"generation {seconds(s.generation_seconds)}, learning {seconds(s.learning_seconds)}"
@@ -116,6 +118,15 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
     yield "trained tokens/s", number(s.tokens_per_second, 0)
     for cause, waited in s.waits.items():
         yield f"wait: {cause}", seconds(waited)
+
+
+def _critic(health: Mapping[str, float]) -> str:
+    named = {
+        "explained variance": "explained_variance_smoothed",
+        "values too high by": "value_bias",
+        "calibration error": "value_calibration_error",
+    }
+    return ", ".join(f"{text} {number(health[key], 3)}" for text, key in named.items() if key in health)
 
 
 def _counts(by_reason: Mapping[str, int]) -> str:

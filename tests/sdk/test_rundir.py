@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from moonmill.algorithm_config import AlgorithmConfig, CriticConfig
 from moonmill.config import Config, EnvConfig, LearnerConfig, ModelConfig, TrainConfig
 from moonmill.errors import RunDirectoryError, RunError
 from moonmill.rundir import RunDirectory
@@ -90,6 +91,22 @@ def test_a_changed_config_is_refused_with_the_keys_that_differ_and_nothing_else(
         "sandbox, and train but for train.seed",
     ]
     assert "level: 1" in run.config.read_text()
+
+
+@pytest.mark.parametrize("who", ["policy", "critic"])
+def test_where_a_learning_rate_falls_over_the_steps_they_are_what_is_trained(tmp_path: Path, who: str) -> None:
+    """Steps that are done again after a crash would come out otherwise."""
+    falling = (
+        replace(CONFIG, learner=LearnerConfig(schedule="cosine"))
+        if who == "policy"
+        else replace(CONFIG, algorithm=AlgorithmConfig(critic=CriticConfig(schedule="linear")))
+    )
+    run = RunDirectory.create(tmp_path / "run", falling)
+    begin(run)
+    with pytest.raises(RunDirectoryError) as refused:
+        RunDirectory.resume(run.path, replace(falling, train=TrainConfig(steps=7)))
+    assert "  train.steps: 100 then, 7 now\n" in str(refused.value)
+    assert str(refused.value).endswith("and train but for train.seed and train.steps")
 
 
 def test_what_is_not_trained_may_change(run: RunDirectory) -> None:

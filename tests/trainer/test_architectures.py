@@ -12,40 +12,24 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
 )
 
 from moonmill.algorithm_config import CriticConfig
 from moonmill.config import ModelConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.attention import PACKED, refuse_mixing
-from moonmill.trainer.critic import Critic
+from moonmill.trainer.critic import WholeCritic
 from moonmill.trainer.models import Packed, action_logprobs, load_policy
 from moonmill.trainer.packing import pack
 from moonmill.types import Rollout, Sampling
 from tests.trainer.conftest import VOCAB, action, observation, rollout
+from tests.trainer.families import MADE, SHAPE
 
-SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
 GLU = {"mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"}
 EXPERTS = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
 FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], set[str]]] = {
@@ -60,6 +44,14 @@ FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], set[str]]] = {
     ),
     # Experts, with a router beside them.
     "mixtral": (lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=4)), EXPERTS),
+}
+
+
+UNFIT: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
+    # A layer of linear attention, whose state runs on from token to token, before one of attention.
+    "hybrid": (MADE["qwen3_next"], "carry more than attention"),
+    "mamba": (MADE["mamba"], "MambaForCausalLM"),
+    "capped scores": (lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)), "softcap"),
 }
 
 
@@ -114,7 +106,7 @@ def test_packed_log_probabilities_are_those_of_each_rollout_alone(policy: PreTra
 
 
 def test_the_critic_trains_the_projections_of_mlps_and_its_head_and_nothing_else(policy: PreTrainedModel, family: str):
-    critic = Critic(with_attention(policy, PACKED), CriticConfig())
+    critic = WholeCritic(with_attention(policy, PACKED), CriticConfig())
     torch.nn.init.normal_(critic.head.weight)
     values, ends = critic(packed(turns()))
     torch.autograd.backward(values.square().sum() + ends.square().sum())
@@ -125,7 +117,7 @@ def test_the_critic_trains_the_projections_of_mlps_and_its_head_and_nothing_else
 
 
 def test_the_critic_starts_at_zero_on_a_copy_of_the_policy(policy: PreTrainedModel):
-    critic = Critic(with_attention(policy, PACKED), CriticConfig())
+    critic = WholeCritic(with_attention(policy, PACKED), CriticConfig())
     values, ends = critic(packed(turns()))
     assert values.count_nonzero() == ends.count_nonzero() == 0
     own, copied = dict(policy.base_model.named_parameters()), dict(critic.backbone.named_parameters())
@@ -133,37 +125,12 @@ def test_the_critic_starts_at_zero_on_a_copy_of_the_policy(policy: PreTrainedMod
 
 
 def test_without_freezing_the_critic_trains_every_parameter(policy: PreTrainedModel):
-    critic = Critic(policy, CriticConfig(freeze_attention=False))
+    critic = WholeCritic(policy, CriticConfig(freeze_attention=False))
     assert len(critic.trained()) == len(list(critic.parameters()))
 
 
 def test_their_rollouts_do_not_see_each_other(policy: PreTrainedModel):
     refuse_mixing(with_attention(policy, PACKED))
-
-
-def hybrid() -> PreTrainedModel:
-    """One layer of linear attention, whose state runs on from token to token, before one of attention."""
-    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
-    experts = {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16,
-    }
-    layers = ["linear_attention", "full_attention"]
-    return Qwen3NextForCausalLM(
-        Qwen3NextConfig(**SHAPE, head_dim=8, linear_value_head_dim=8, layer_types=layers, **linear, **experts)
-    )
-
-
-UNFIT: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
-    "hybrid": (hybrid, "carry more than attention"),
-    "mamba": (
-        lambda: MambaForCausalLM(MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1)),
-        "MambaForCausalLM",
-    ),
-    "capped scores": (lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)), "softcap"),
-}
 
 
 @pytest.mark.parametrize("name", list(UNFIT))

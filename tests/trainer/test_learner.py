@@ -175,6 +175,14 @@ def test_the_learning_rate_rises_over_its_warm_up(make_config: MakeConfig, model
     assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 4e-4, 4e-4, 4e-4])
 
 
+def test_the_learning_rate_falls_over_the_runs_policy_updates(make_config: MakeConfig, model_path: Path):
+    config = make_config(learner=LearnerConfig(batch_rollouts=8, lr=4e-4, warmup_steps=2, schedule="linear"))
+    config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, steps=6))
+    learner = Learner(config)
+    rates = [learner.step(sampled(model_path, 0)).metrics["lr"] for _ in range(6)]
+    assert rates == pytest.approx([2e-4, 4e-4, 4e-4, 3e-4, 2e-4, 1e-4])
+
+
 def test_metrics_are_finite_numbers_also_where_rewards_do_not_vary(make_config: MakeConfig, model_path: Path):
     same = [msgspec.structs.replace(r, reward=1.0) for r in sampled(model_path, 0)]
     metrics = Learner(make_config()).step(same).metrics
