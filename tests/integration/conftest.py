@@ -22,6 +22,22 @@ ROOT = Path(__file__).parents[2]
 DEADLINE = 240.0
 """Seconds that anything may take."""
 POLICY = ROOT / "examples" / "calculator" / "policy"
+CRASH_POINTS = "crash_points"
+"""A property of a test: a line for each point at which it killed a process."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the crash points and what came of them."""
+    lines = [
+        f"{report.outcome:7} {line}"
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        if report.when == "call"
+        for line in dict(report.user_properties).get(CRASH_POINTS, [])
+    ]
+    if lines:
+        terminalreporter.section(f"{len(lines)} crash points: run, what was killed, when")
+        terminalreporter.write("\n".join([*lines, ""]))
 
 
 @pytest.fixture
