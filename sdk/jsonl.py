@@ -2,7 +2,7 @@
 
 A line is written with one `write` call, so a reader sees whole lines but for a torn last one, which a kill can leave;
 `JsonlWriter` cuts it off when it opens the file, `read_jsonl` passes over it. Appending hands the line to the kernel:
-it outlives our process, and `sync` makes it outlive the machine.
+it outlives our process, and `sync` makes it outlive the machine. That there is such a file does so from the beginning.
 """
 
 import errno
@@ -26,6 +26,7 @@ class JsonlWriter:
         try:
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
             _cut_torn_line(path)
+            _sync_folder(path.parent)
         except OSError as e:
             raise RunDirectoryError(f"cannot write {path}: {e.strerror}") from e
         self._encoder = msgspec.json.Encoder()
@@ -41,7 +42,15 @@ class JsonlWriter:
             raise RunDirectoryError(f"cannot write {self.path}: {e.strerror}") from e
 
     def sync(self) -> None:
-        os.fsync(self._file.fileno())
+        """Wait until all lines are on the disk.
+
+        Raises:
+            RunDirectoryError: the disk does not take them.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as e:
+            raise RunDirectoryError(f"cannot write {self.path}: {e.strerror}") from e
 
     def close(self) -> None:
         self._file.close()
@@ -64,6 +73,14 @@ def read_jsonl(path: Path, type: type[T]) -> Iterator[T]:
                 yield decoder.decode(line)
             except msgspec.MsgspecError as e:
                 raise RunDirectoryError(f"{path}, line {number} cannot be read: {e}") from e
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _cut_torn_line(path: Path) -> None:
