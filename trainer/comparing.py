@@ -138,8 +138,8 @@ def _warm_up(config: Config) -> int:
     critic = resolve(config.algorithm, config.learner.batch_rollouts).critic
     if critic and critic.pretrain:
         raise ConfigError(
-            "algorithm.critic.pretrain: nobody knows beforehand how many rollouts that takes, and all arms are to have as "
-            "many: pre-train the critic once (moonmill pretrain-critic) and begin with it (algorithm.critic.path)"
+            "algorithm.critic.pretrain: nobody knows beforehand how many rollouts that takes, and all arms are to have "
+            "as many: pre-train the critic once (moonmill pretrain-critic) and begin with it (algorithm.critic.path)"
         )
     return critic.warmup_steps if critic else 0
 
