@@ -58,6 +58,7 @@ SECTIONS = {
     "TrainConfig": "`train`",
     "EvalConfig": "`eval`",
     "SandboxConfig": "`sandbox`",
+    "AlarmsConfig": "`alarms`",
 }
 HEAD = """# Configuration
 
@@ -66,9 +67,9 @@ key on the command line; the value is read as YAML. `moonmill validate FILE` say
 its preset comes to. YAML is read as a person means it: `1e-6` is a number, `yes` and `on` are text; dates, sets and
 other types beyond JSON's are refused.
 
-On `--resume`, `engine`, `async`, `eval`, `sandbox` and `train` (but for `train.seed`, and for `train.steps` where a
-learning rate falls over them) may differ from what the run was begun with; what is trained may not. A run has begun
-once a rollout has finished. Until then, as after an engine that refused to start, `train` begins it again, with
+On `--resume`, `engine`, `async`, `eval`, `sandbox`, `alarms` and `train` (but for `train.seed`, and for `train.steps`
+where a learning rate falls over them) may differ from what the run was begun with; what is trained may not. A run has
+begun once a rollout has finished. Until then, as after an engine that refused to start, `train` begins it again, with
 whatever config. So does `train --resume`, but it wants a run directory: where that is missing or has no `config.yaml`
 yet, it is refused. What is in a run directory: [runs.md](runs.md).
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from moonmill.alarm_config import AlarmsConfig
 from moonmill.algorithm_config import AlgorithmConfig
 from moonmill.ranges import Count, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Schedule
 from moonmill.types import Sampling
@@ -265,3 +266,4 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
     sandbox: SandboxConfig = SandboxConfig()
+    alarms: AlarmsConfig = AlarmsConfig()

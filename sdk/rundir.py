@@ -110,7 +110,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 "\n  ".join((f"{self.path} was begun with other values, and a run keeps what it trains:", *changed))
                 + "\nSet them back, or start a new run (another run_dir). On --resume may differ: engine, async, eval, "
-                f"sandbox, and train but for {' and '.join(('train.seed', *falls_over))}"
+                f"sandbox, alarms, and train but for {' and '.join(('train.seed', *falls_over))}"
             )
 
     def lock(self) -> None:

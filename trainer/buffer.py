@@ -70,6 +70,8 @@ class Buffer:
         self.running = 0
         self.useless: Counter[str] = Counter()
         """Why rollouts were given up as they finished, since the last unit that can be trained on."""
+        self.first_version = 0
+        """Rollouts with tokens of earlier versions are dropped: the run has fallen back behind those."""
         self._units: dict[int, list[Rollout | None]] = {}
         self._useless_of: dict[int, str] = {}
         """Why finished rollouts cannot be trained on, by their admission numbers."""
@@ -107,6 +109,11 @@ class Buffer:
         if len(ready) < self.batch_units:
             return None
         return self._consume(ready[: self.batch_units], version)
+
+    def forget_before(self, version: int) -> None:
+        """Drop what has tokens of earlier versions than this, the newest: what is finished now, the rest as it ends."""
+        self.first_version = version
+        self._drop_stale(version)
 
     def take_drops(self) -> tuple[Drop, ...]:
         """What was dropped since the last call."""
@@ -159,8 +166,11 @@ class Buffer:
         return sorted(self._units)[: self.window]
 
     def _drop_stale(self, version: int) -> None:
-        for key in [key for key, oldest in self._oldest.items() if version - oldest > self.max_staleness]:
-            self._drop_unit(key, "stale")
+        for key, oldest in list(self._oldest.items()):
+            if oldest < self.first_version:
+                self._drop_unit(key, "rolled_back")
+            elif version - oldest > self.max_staleness:
+                self._drop_unit(key, "stale")
 
     def _consume(self, keys: Iterable[int], version: int) -> Batch:
         rollouts: list[Rollout] = []

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -39,7 +39,7 @@ class _Counters(msgspec.Struct):
     version: int
 
 
-def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None]) -> Path:
+def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None], back_to: int | None = None) -> Path:
     """Make the checkpoint of a step and remove old ones.
 
     A checkpoint of this step that stands already is left as it is: a run is deterministic, so it is the same.
@@ -49,6 +49,7 @@ def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None]) -> 
         step: learner steps done.
         keep: so many checkpoints remain, this one among them.
         fill: writes the content into an empty folder.
+        back_to: those of later steps than this remain as well, and the newest before them. None for no such step.
 
     Raises:
         RunDirectoryError: it cannot be written.
@@ -69,7 +70,7 @@ def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None]) -> 
                 shutil.rmtree(unfinished, ignore_errors=True)
                 raise
             _flush_path(folder)
-        for old in _complete(folder)[:-keep]:
+        for old in _superfluous(_complete(folder), keep, back_to):
             _remove(old)
     except OSError as e:
         raise RunDirectoryError(f"cannot write the checkpoint {final}: {e.strerror or e}") from e
@@ -84,7 +85,20 @@ def latest(run_dir: Path) -> Path | None:
 def newest_step(run_dir: Path) -> int:
     """The step of the newest checkpoint, damaged or not; 0 where there is none."""
     found = latest(run_dir)
-    return _step(found) if found else 0
+    return step_of(found) if found else 0
+
+
+def newest_of(run_dir: Path, first: int, last: int) -> Path | None:
+    """The newest checkpoint of the steps `first` to `last`, None where there is none."""
+    found = [path for path in _complete(run_dir / "checkpoints") if first <= step_of(path) <= last]
+    return found[-1] if found else None
+
+
+def forget(run_dir: Path, steps: Collection[int]) -> None:
+    """Remove the checkpoints of these steps."""
+    for path in _complete(run_dir / "checkpoints"):
+        if step_of(path) in steps:
+            _remove(path)
 
 
 def forget_after(run_dir: Path, step: int) -> list[str]:
@@ -94,7 +108,7 @@ def forget_after(run_dir: Path, step: int) -> list[str]:
     """
     told = []
     for path in _complete(run_dir / "checkpoints"):
-        if _step(path) > step:
+        if step_of(path) > step:
             _remove(path)
             told.append(f"{path} is newer than step {step}, the last in the run's logs")
     return told
@@ -147,10 +161,18 @@ def _complete(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step)
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=step_of)
 
 
-def _step(checkpoint: Path) -> int:
+def _superfluous(complete: list[Path], keep: int, back_to: int | None) -> list[Path]:
+    old = complete[:-keep]
+    if back_to is None:
+        return old
+    return [path for path in old if step_of(path) <= back_to][:-1]
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step behind a checkpoint, by its name."""
     return int(checkpoint.name.removeprefix("step-"))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
@@ -20,29 +21,24 @@ from moonmill.envs.sandbox_host import SandboxFigures
 from moonmill.errors import RunDirectoryError, RunError
 from moonmill.reporting import Reporter
 from moonmill.seeding import derive_seed
+from moonmill.trainer import watch
 from moonmill.trainer.admission import capacity
 from moonmill.trainer.buffer import Batch, Buffer
 from moonmill.trainer.ledger import Ledger, Recovery
 from moonmill.trainer.lines import Length, step_line, step_record
 from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.meter import Cause, Meter, Waits
-from moonmill.trainer.mismatch import MismatchWatch
 from moonmill.trainer.publisher import Publisher, Target
 from moonmill.trainer.records import StepRecord
-from moonmill.trainer.rewards import RewardWatch
 from moonmill.trainer.useless import refuse_useless
 from moonmill.types import Rollout
 
 
-class Learner(Protocol):
+class Learner(watch.Learner, Protocol):
     """What the controller needs of the learner."""
 
     async def step(self, step: int, rollouts: tuple[Rollout, ...]) -> StepAnswer:
         """Train on a batch."""
-        ...
-
-    async def checkpoint(self) -> Path:
-        """Save everything."""
         ...
 
 
@@ -95,8 +91,7 @@ class Controller:
         self._spans, self._waits = self._meter.spans(), Waits()
         self._changed = anyio.Event()
         self._stop_asked = anyio.Event()
-        self._rewards = RewardWatch()
-        self._mismatch = MismatchWatch(config.model.dtype)
+        self._watch = watch.Watch(config, ledger, learner, buffer, reporter.warn, recovery)
         self._last_error: str | None = None
         self._learning = False
         self._length = length
@@ -163,11 +158,10 @@ class Controller:
                 f"training was cancelled from within after {self.version} of {self._config.train.steps} policy "
                 "updates: code of the environment has cancelled a task that is not its own; --resume continues"
             )
-        await self._checkpoint()
+        await self._watch.checkpoint(self.step)
         if not self.stopped:
             self._buffer.drain("run_ended")
             self._log_drops()
-        self._ledger.sync()
         self.is_saved = True
 
     def _log_drops(self) -> None:
@@ -187,7 +181,7 @@ class Controller:
                 max_concurrent=slots,
                 max_staleness=self._config.async_.staleness_bound,
                 batch=self._config.learner.batch_rollouts,
-                published=self._publisher.step,
+                published=self._publisher.step - self._watch.fall_backs,  # Those have consumed no batch.
                 accepted=self._buffer.accepted,
                 running=self._buffer.running,
             )
@@ -235,21 +229,20 @@ class Controller:
     async def _learn(self, evaluations: TaskGroup) -> None:
         train = self._config.train
         while not self._done and not self._stop_asked.is_set():
+            if fallen_back := await self._watch.act(self.step, self.version):
+                self._take(fallen_back, changed=True)
+                continue
             with self._meter.waiting_for_rollouts():
                 batch = await self._next_batch()
             if batch is None:
                 return
             answer = await self._step(batch)
             made_version = answer.version > self.version
-            self.step, self.version = answer.step, answer.version
             self._critic_ready = self._critic_ready or answer.metrics.get("critic_ready") == 1
-            self._commit(batch, answer)
-            weights = Path(answer.weights) if answer.weights else None
-            changed = answer.metrics.get("grad_norm") != 0.0
-            self._publisher.offer(answer.step, answer.version, weights, changed=changed, probe=answer.probe)
-            self._notify()
+            await self._commit(batch, answer)
+            self._take(answer, changed=answer.metrics.get("grad_norm") != 0.0)
             if self.step % train.checkpoint_every == 0:
-                await self._checkpoint()
+                await self._watch.checkpoint(self.step)
             if made_version and train.eval_every and self.version % train.eval_every == 0:
                 evaluations.start_soon(self._evaluate_from, self.step)
 
@@ -271,10 +264,12 @@ class Controller:
         finally:
             self._learning = False
 
-    async def _checkpoint(self) -> None:
-        # The logs first: a checkpoint that knows more than they do could not be resumed from.
-        self._ledger.sync()
-        await self._learner.checkpoint()
+    def _take(self, answer: StepAnswer, *, changed: bool) -> None:
+        """Go on from a committed step; its weights are published if it made any."""
+        self.step, self.version = answer.step, answer.version
+        weights = Path(answer.weights) if answer.weights else None
+        self._publisher.offer(answer.step, answer.version, weights, changed=changed, probe=answer.probe)
+        self._notify()
 
     async def _evaluate_from(self, step: int) -> None:
         """Evaluate once the weights of `step` are in use."""
@@ -282,7 +277,7 @@ class Controller:
             await self._changed.wait()
         await self._evaluate()
 
-    def _commit(self, batch: Batch, answer: StepAnswer) -> None:
+    async def _commit(self, batch: Batch, answer: StepAnswer) -> None:
         spans, waits = self._meter.spans(), self._meter.waits(self._engine.queued())
         earlier, self._spans, self._waits = (self._spans, self._waits), spans, waits
         record = replace(
@@ -293,12 +288,9 @@ class Controller:
             in_flight=self._engine.in_flight(),
             sandboxes=self._sandboxes(),
         )
-        self._ledger.step(record)
+        await anyio.to_thread.run_sync(self._ledger.step, record)  # It waits for the disk.
         self._reporter.step(step_line(record, batch, self._length, self._config.eval.success))
-        seen = self._rewards.see(batch.rollouts), self._mismatch.see(answer.step, answer.metrics), answer.notice
-        for text in filter(None, seen):
-            self._ledger.event("warning", text=text)
-            self._reporter.warn(text)
+        self._watch.see(record, batch.rollouts, answer.notice)
 
     def _notify(self) -> None:
         self._changed.set()

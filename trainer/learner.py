@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import torch
 from msgspec import Struct
+from torch import Tensor
 
 from moonmill.algorithm_config import GaeConfig, RunningMeanConfig
 from moonmill.config import Config
@@ -57,6 +58,7 @@ class _State(Struct, frozen=True):
     step: int
     version: int
     bad_steps: int
+    lr_scale: float = 1.0
 
 
 class Learner:
@@ -87,6 +89,7 @@ class Learner:
         advantage = self._algorithm.advantage
         self._outcomes = None if isinstance(advantage, GaeConfig) else OutcomeAdvantages(advantage)
         self._guard = Guard(config.learner.max_bad_steps)
+        self._lr_scale = 1.0
         self._torn = False
         self._seconds: dict[str, float] = {}
 
@@ -136,10 +139,25 @@ class Learner:
         except OSError as e:
             raise RunDirectoryError(f"cannot write the weights {folder}: {e.strerror or e}") from e
 
-    def checkpoint(self, run_dir: Path) -> Path:
-        """Save everything needed to go on exactly as if nothing had happened; returns the checkpoint's folder."""
+    def checkpoint(self, run_dir: Path, back_to: int | None = None) -> Path:
+        """Save everything needed to go on exactly as if nothing had happened; returns the checkpoint's folder.
+
+        The checkpoints of later steps than `back_to` remain, and the newest before them.
+        """
         self._refuse_torn()
-        return checkpoint.write(run_dir, self.step_number, self._config.train.keep_checkpoints, self._save)
+        return checkpoint.write(run_dir, self.step_number, self._config.train.keep_checkpoints, self._save, back_to)
+
+    def count_as(self, step: int, version: int, lr_scale: float) -> None:
+        """Go on as from this step and version, with scaled learning rates: what a fall-back comes to."""
+        self._refuse_torn()
+        self.step_number, self.version, self._guard.in_a_row = step, version, 0
+        self._scale_lr(lr_scale)
+
+    def _scale_lr(self, scale: float) -> None:
+        self._lr_scale = scale
+        self._policy_update.scale_lr(scale)
+        if self._value_update is not None:
+            self._value_update.scale_lr(scale)
 
     def restore(self, path: Path) -> None:
         """Go back to a checkpoint.
@@ -158,18 +176,19 @@ class Learner:
                 self._value_update.load_state_dict(saved["critic"])
             if self._outcomes is not None:
                 self._outcomes.load_state_dict(saved["outcomes"])
-            torch.set_rng_state(saved["random"].cpu())
+            _set_random(saved["random"], self._device)
         except Exception as e:  # a damaged file can make safetensors, pickle and torch raise nearly anything
             raise RunError(
                 f"{path} is damaged, or no checkpoint of this run: {type(e).__name__}: {e}. Remove it to go on from "
                 "the one before"
             ) from e
         self.step_number, self.version, self._guard.in_a_row = state.step, state.version, state.bad_steps
+        self._scale_lr(state.lr_scale)
         self._torn = False
 
     def _save(self, folder: Path) -> None:
         self._weights.save(folder / "policy")
-        optimizers: dict[str, Any] = {"policy": self._policy_update.state_dict(), "random": torch.get_rng_state()}
+        optimizers: dict[str, Any] = {"policy": self._policy_update.state_dict(), "random": _random(self._device)}
         if self._value_update is not None:
             save_tensors(self._value_update.critic.tensors(), folder / "critic.safetensors")
             optimizers["critic"] = self._value_update.state_dict()
@@ -182,7 +201,7 @@ class Learner:
             if isinstance(e.__context__, OSError):
                 raise e.__context__ from e
             raise
-        state = _State(self.step_number, self.version, self._guard.in_a_row)
+        state = _State(self.step_number, self.version, self._guard.in_a_row, self._lr_scale)
         (folder / "state.json").write_bytes(msgspec.json.encode(state))
 
     def _learn(self, batch: Sequence[Packed], rollouts: Sequence[Rollout], metrics: dict[str, float]) -> bool:
@@ -219,6 +238,18 @@ class Learner:
         begin = time.perf_counter()
         yield
         self._seconds[phase] = time.perf_counter() - begin
+
+
+def _random(device: torch.device) -> dict[str, Tensor]:
+    """The random state of this process. Nothing draws from Python's or NumPy's."""
+    own = {"cpu": torch.get_rng_state()}
+    return own | {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else own
+
+
+def _set_random(state: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"].cpu())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
 
 
 def make_deterministic(config: Config) -> None:

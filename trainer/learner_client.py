@@ -14,7 +14,9 @@ from msgspec import Struct
 from moonmill.errors import RunError, WorkerDiedError
 from moonmill.trainer.messages import (
     CheckpointAnswer,
+    CheckpointRequest,
     ErrorAnswer,
+    FallBackRequest,
     LearnerState,
     ProbeAnswer,
     ProbeRequest,
@@ -59,9 +61,16 @@ class LearnerClient:
         """The log-probability of the likeliest token after these, with the weights there are."""
         return (await self._ask("POST", "/probe", ProbeRequest(tokens), ProbeAnswer)).logprob
 
-    async def checkpoint(self) -> Path:
-        """Save everything the learner knows; returns the checkpoint's folder."""
-        return Path((await self._ask("POST", "/checkpoint", None, CheckpointAnswer)).path)
+    async def fall_back(self, step: int, version: int, lr_scale: float, probe: tuple[int, ...] = ()) -> StepAnswer:
+        """Count the state there is as this step and version, with learning rates scaled from here on."""
+        return await self._ask("POST", "/fall_back", FallBackRequest(step, version, lr_scale, probe), StepAnswer)
+
+    async def checkpoint(self, back_to: int | None = None) -> Path:
+        """Save everything the learner knows; returns the checkpoint's folder.
+
+        Checkpoints of later steps than `back_to` are kept, and the newest before them.
+        """
+        return Path((await self._ask("POST", "/checkpoint", CheckpointRequest(back_to), CheckpointAnswer)).path)
 
     async def restore(self, path: Path) -> LearnerState:
         """Go back to a checkpoint."""

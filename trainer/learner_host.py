@@ -5,7 +5,7 @@ after a crash the missing steps are done again, with the same rollouts in the sa
 """
 
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -16,13 +16,23 @@ from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import RunError, WorkerDiedError
 from moonmill.rundir import RunDirectory
-from moonmill.trainer.checkpoint import forget_after, forget_damaged, latest
+from moonmill.trainer.checkpoint import forget, forget_after, forget_damaged, latest
 from moonmill.trainer.learner_client import LearnerClient
 from moonmill.trainer.ledger import Ledger
 from moonmill.trainer.messages import StepAnswer
 from moonmill.types import Rollout
 
 _START_TIMEOUT = 300.0
+
+
+_REPRODUCED = ("policy_loss", "grad_norm", "value_loss", "critic_grad_norm")
+"""Metrics that any difference in weights or rollouts would change."""
+
+
+def differing(before: Mapping[str, float], now: Mapping[str, float]) -> str:
+    """Which of a step's numbers are not what they were, in words; empty where all are."""
+    changed = [name for name in _REPRODUCED if before.get(name) != now.get(name)]
+    return ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in changed)
 
 
 class LearnerHost:
@@ -45,6 +55,7 @@ class LearnerHost:
         self._ledger = ledger
         self._note = note
         self._restarts = 0
+        self._told = False
         file = run.path / "learner.json"
         file.write_bytes(msgspec.json.encode(config))
         argv = [sys.executable, "-P", "-m", "moonmill.trainer.learner_server", "--config", str(file)]
@@ -91,11 +102,20 @@ class LearnerHost:
             except WorkerDiedError as e:
                 await self._revive(e)
 
-    async def checkpoint(self) -> Path:
-        """Save everything the learner knows."""
+    async def checkpoint(self, back_to: int | None = None) -> Path:
+        """Save everything the learner knows; checkpoints after `back_to` remain, and the newest before them."""
         while True:
             try:
-                return await self._client.checkpoint()
+                return await self._client.checkpoint(back_to)
+            except WorkerDiedError as e:
+                await self._revive(e)
+
+    async def fall_back(self, checkpoint: Path, step: int, version: int, lr_scale: float) -> StepAnswer:
+        """Go back to a checkpoint, and count that as this step and version, with scaled learning rates."""
+        while True:
+            try:
+                await self._client.restore(checkpoint)
+                return await self._client.fall_back(step, version, lr_scale, self._probe)
             except WorkerDiedError as e:
                 await self._revive(e)
 
@@ -135,15 +155,27 @@ class LearnerHost:
             at = (await self._client.restore(found)).step
         for record, rollouts in self._ledger.steps_after(at):
             assert record.step is not None
-            answer = await self._client.step(record.step, tuple(rollouts))
+            if record.rolled_back_to is not None:
+                answer = await self._client.fall_back(record.step, record.version, record.lr_scale)
+            else:
+                answer = await self._client.step(record.step, tuple(rollouts))
             if answer.version != record.version:
                 raise RunError(
                     f"step {record.step} gave version {record.version} before the crash and {answer.version} after it: "
                     "the logs and the checkpoint are not of one run"
                 )
             self._note("step_repeated", step=record.step)
+            if not self._told and (other := differing(record.metrics, answer.metrics)):
+                self._told = True
+                self._note(
+                    "warning",
+                    text=f"step {record.step}, done again, gave other numbers than before ({other}), so the weights "
+                    "are not to the bit what they were: the same steps give the same weights only on the same kind "
+                    "of machine, and on a GPU only with deterministic kernels",
+                )
 
     def _forget_checkpoints(self) -> list[str]:
         """Remove checkpoints that cannot be gone on from; says of each what is wrong with it."""
+        forget(self._run.path, self._ledger.given_up())
         # What the logs do not know did not happen: its rollouts may yet be consumed by another step.
         return forget_after(self._run.path, self._ledger.last_step()) + forget_damaged(self._run.path)

@@ -4,7 +4,8 @@
     GET  /state       LearnerState
     POST /step        StepRequest -> StepAnswer; 409 where it is not the step after those done
     POST /probe       ProbeRequest -> ProbeAnswer
-    POST /checkpoint  CheckpointAnswer
+    POST /fall_back   FallBackRequest -> StepAnswer
+    POST /checkpoint  CheckpointRequest -> CheckpointAnswer
     POST /restore     RestoreRequest -> LearnerState
 
 Bodies are msgpack (`moonmill.trainer.messages`), errors JSON. What always holds: one request is worked on at a time, in
@@ -39,7 +40,9 @@ from moonmill.errors import ConfigError, MoonmillError, RunDirectoryError, RunEr
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.messages import (
     CheckpointAnswer,
+    CheckpointRequest,
     ErrorAnswer,
+    FallBackRequest,
     LearnerState,
     ProbeAnswer,
     ProbeRequest,
@@ -75,25 +78,36 @@ def make_app(learner: "Learner", run: RunDirectory, config: Config) -> Starlette
                 f"{learner.step_number + 1} can be next"
             )
         done = learner.step(wanted.rollouts)
-        weights = run.weights / f"v{done.version:06d}"
         run.require_held()
         if not done.updated:
             return StepAnswer(done.step, done.version, None, done.metrics, notice=done.notice)
+        return new_version(done.metrics, wanted.probe, done.notice)
+
+    def new_version(metrics: dict[str, float], prompt: tuple[int, ...], notice: str = "") -> StepAnswer:
+        weights = run.weights / f"v{learner.version:06d}"
         begin = time.perf_counter()
         learner.export(weights)
-        metrics = {**done.metrics, "seconds_export": time.perf_counter() - begin}
-        answer = likeliest_logprob(learner.policy, wanted.probe, config.model) if wanted.probe else None
-        return StepAnswer(done.step, done.version, str(weights), metrics, answer, done.notice)
+        metrics = {**metrics, "seconds_export": time.perf_counter() - begin}
+        answer = likeliest_logprob(learner.policy, prompt, config.model) if prompt else None
+        return StepAnswer(learner.step_number, learner.version, str(weights), metrics, answer, notice)
+
+    def fall_back(wanted: FallBackRequest) -> StepAnswer:
+        run.require_held()
+        learner.count_as(wanted.step, wanted.version, wanted.lr_scale)
+        return new_version({}, wanted.probe)
 
     def probe(wanted: ProbeRequest) -> ProbeAnswer:
         return ProbeAnswer(likeliest_logprob(learner.policy, wanted.tokens, config.model))
 
-    def checkpoint() -> CheckpointAnswer:
+    def checkpoint(wanted: CheckpointRequest) -> CheckpointAnswer:
         run.require_held()
-        return CheckpointAnswer(str(learner.checkpoint(run.path)))
+        return CheckpointAnswer(str(learner.checkpoint(run.path, wanted.back_to)))
 
     def restore(wanted: RestoreRequest) -> LearnerState:
         learner.restore(Path(wanted.path))
+        if learner.version:  # What was exported before a power loss may never have come to the disk.
+            run.require_held()
+            learner.export(run.weights / f"v{learner.version:06d}")
         return state()
 
     async def in_turn(work: Callable[[], Struct]) -> Response:
@@ -117,8 +131,13 @@ def make_app(learner: "Learner", run: RunDirectory, config: Config) -> Starlette
         wanted = await _body(request, ProbeRequest)
         return await in_turn(lambda: probe(wanted))
 
+    async def post_fall_back(request: Request) -> Response:
+        wanted = await _body(request, FallBackRequest)
+        return await in_turn(lambda: fall_back(wanted))
+
     async def post_checkpoint(request: Request) -> Response:
-        return await in_turn(checkpoint)
+        wanted = await _body(request, CheckpointRequest)
+        return await in_turn(lambda: checkpoint(wanted))
 
     async def post_restore(request: Request) -> Response:
         wanted = await _body(request, RestoreRequest)
@@ -129,6 +148,7 @@ def make_app(learner: "Learner", run: RunDirectory, config: Config) -> Starlette
         ("GET", "/state", get_state),
         ("POST", "/step", post_step),
         ("POST", "/probe", post_probe),
+        ("POST", "/fall_back", post_fall_back),
         ("POST", "/checkpoint", post_checkpoint),
         ("POST", "/restore", post_restore),
     ]

@@ -3,9 +3,13 @@
 A finished rollout is written to `rollouts.jsonl` before anyone may train on it. A learner step is written to
 `steps.jsonl` when it is done and before its weights are published. Together they tell, at any moment, what has become
 of every finished rollout: consumed, dropped, or still to be used.
+
+A step is on the disk, and the rollouts that it names before it, when `step` returns. So a power loss leaves no step
+without its rollouts, and no rollout of a version that no step has made.
 """
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +22,9 @@ from moonmill.rundir import RunDirectory
 from moonmill.trainer.checkpoint import newest_step
 from moonmill.trainer.records import Event, StepRecord
 from moonmill.types import Rollout
+
+_HISTORY = 500
+"""Steps that are looked back on, when a run goes on."""
 
 
 class Recovery(Struct, frozen=True):
@@ -35,6 +42,12 @@ class Recovery(Struct, frozen=True):
     """Admission numbers below it whose episodes did not finish: they are played again."""
     critic_ready: bool = False
     """The critic has been trained alone for long enough."""
+    alone: int = 0
+    """Learner steps before the first policy update."""
+    history: tuple[StepRecord, ...] = ()
+    """The newest committed steps."""
+    fall_backs: tuple[StepRecord, ...] = ()
+    """All that only went back to an earlier step."""
 
 
 class Ledger:
@@ -50,21 +63,19 @@ class Ledger:
         self._rollouts.append(rollout)
 
     def step(self, record: StepRecord) -> None:
-        """Commit a step.
+        """Commit a step; waits for the disk.
 
         Raises:
             RunError: the run directory is not the one that was begun in.
+            RunDirectoryError: the disk is full, or failed.
         """
         self.run.require_held()
+        self._rollouts.sync()
         self._steps.append(record)
+        self._steps.sync()
 
     def event(self, kind: str, **data: Any) -> None:
         self._events.append(Event(time.time(), kind, msgspec.to_builtins(data)))
-
-    def sync(self) -> None:
-        """Make what was written outlive the machine. Called with every checkpoint."""
-        self._rollouts.sync()
-        self._steps.sync()
 
     def close(self) -> None:
         for log in (self._rollouts, self._steps, self._events):
@@ -76,9 +87,11 @@ class Ledger:
         Raises:
             RunDirectoryError: they cannot be read, or know no step where checkpoints of later steps stand.
         """
-        step = version = consumed = 0
+        step = version = consumed = alone = 0
         ready = False
         gone: set[str] = set()
+        history: deque[StepRecord] = deque(maxlen=_HISTORY)
+        fall_backs: list[StepRecord] = []
         for record in read_jsonl(self.run.steps, StepRecord):
             gone.update(record.consumed)
             gone.update(d.rollout for d in record.dropped)
@@ -86,6 +99,9 @@ class Ledger:
             if record.step is not None:
                 step, version = record.step, record.version
                 ready = ready or record.metrics.get("critic_ready") == 1
+                alone = step if not version else alone
+                history.append(record)
+                fall_backs += [record] if record.rolled_back_to is not None else []
         if not step and (newest := newest_step(self.run.path)):
             raise RunDirectoryError(
                 f"{self.run.steps} has no step, but {self.run.checkpoints} has a checkpoint of step {newest}: the logs "
@@ -100,15 +116,39 @@ class Ledger:
                 pending.append(rollout)
         next_index = max(seen, default=-1) + 1
         holes = tuple(sorted(set(range(next_index)) - seen))
-        return Recovery(step, version, tuple(pending), consumed, next_index, holes, ready)
+        return Recovery(
+            step=step,
+            version=version,
+            pending=tuple(pending),
+            consumed=consumed,
+            next_index=next_index,
+            holes=holes,
+            critic_ready=ready,
+            alone=alone,
+            history=tuple(history),
+            fall_backs=tuple(fall_backs),
+        )
 
     def last_step(self) -> int:
         """The last committed step, 0 before the first."""
         return max((r.step for r in read_jsonl(self.run.steps, StepRecord) if r.step is not None), default=0)
 
+    def given_up(self) -> set[int]:
+        """The steps that later ones have gone back behind."""
+        steps: set[int] = set()
+        for record in read_jsonl(self.run.steps, StepRecord):
+            if record.step is not None and record.rolled_back_to is not None:
+                steps.update(range(record.rolled_back_to + 1, record.step))
+        return steps
+
     def steps_after(self, step: int) -> Iterator[tuple[StepRecord, list[Rollout]]]:
-        """The committed steps after `step`, oldest first, each with the rollouts it consumed, in their order."""
-        records = [r for r in read_jsonl(self.run.steps, StepRecord) if r.step is not None and r.step > step]
+        """The committed steps after `step`, oldest first, each with the rollouts it consumed, in their order.
+
+        Without those that a later one has gone back behind: they are of no consequence for the weights.
+        """
+        given_up = self.given_up()
+        committed = (r for r in read_jsonl(self.run.steps, StepRecord) if r.step is not None and r.step > step)
+        records = [r for r in committed if r.step not in given_up]
         wanted = {name for record in records for name in record.consumed}
         found = {r.id: r for r in read_jsonl(self.run.rollouts, Rollout) if r.id in wanted}
         for record in records:

@@ -1,5 +1,7 @@
 """A learner step as a record for the logs, and as a line that is shown while a run goes on."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from statistics import fmean
 
 from msgspec import Struct
@@ -12,7 +14,7 @@ from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.records import StepRecord
 from moonmill.trainer.summary import means
 from moonmill.trainer.warm_up import most_steps
-from moonmill.types import Status
+from moonmill.types import Rollout, Status
 
 
 def step_record(batch: Batch, answer: StepAnswer) -> StepRecord:
@@ -27,11 +29,20 @@ def step_record(batch: Batch, answer: StepAnswer) -> StepRecord:
         turns=fmean(r.turns for r in rollouts),
         truncated=fmean(r.status is Status.TRUNCATED for r in rollouts),
         tool_fault_share=fmean(bool(r.tool_faults) for r in rollouts),
+        same_rewards=_same_rewards(rollouts),
         action_tokens=sum(r.action_tokens for r in rollouts),
         tokens=sum(r.tokens for r in rollouts),
         env_metrics=means(r.metrics for r in rollouts),
         metrics=answer.metrics,
     )
+
+
+def _same_rewards(rollouts: Sequence[Rollout]) -> float | None:
+    groups = defaultdict[str, set[float | None]](set)
+    for rollout in rollouts:
+        if rollout.group is not None:
+            groups[rollout.group].add(rollout.reward)
+    return fmean(len(rewards) == 1 for rewards in groups.values()) if groups else None
 
 
 class Length(Struct, frozen=True):

@@ -30,6 +30,17 @@ class StepAnswer(Struct, frozen=True):
     """What the user is to be told of the step."""
 
 
+class FallBackRequest(Struct, frozen=True):
+    """Body of `POST /fall_back`: count the state there is as step `step`, and as `version`; answered as a step."""
+
+    step: int
+    version: int
+    lr_scale: float
+    """What the learning rates are multiplied by from here on."""
+    probe: tuple[int, ...] = ()
+    """As of a `StepRequest`."""
+
+
 class ProbeRequest(Struct, frozen=True):
     """Body of `POST /probe`: answer this prompt with the weights there are."""
 
@@ -47,6 +58,13 @@ class RestoreRequest(Struct, frozen=True):
     """Body of `POST /restore`."""
 
     path: str
+
+
+class CheckpointRequest(Struct, frozen=True):
+    """Body of `POST /checkpoint`."""
+
+    back_to: int | None = None
+    """Checkpoints of later steps than this are kept, and the newest before them; None keeps as many as usual."""
 
 
 class CheckpointAnswer(Struct, frozen=True):

@@ -50,6 +50,8 @@ class Optimizer:
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, config: LearnerConfig, course: Course) -> None:
         self.updates = 0
         """Updates done."""
+        self.scale = 1.0
+        """What the learning rate is multiplied by."""
         self._parameters = list(parameters)
         self._peak = lr
         self._course = course
@@ -60,7 +62,7 @@ class Optimizer:
 
     def lr(self, version: int) -> float:
         """The learning rate of the next update; the version is the policy's, before the step."""
-        return self._peak * self._course.at(self.updates, version)
+        return self.scale * self._peak * self._course.at(self.updates, version)
 
     def update(self, losses: Iterable[Tensor], version: int) -> tuple[float, bool]:
         """Clip, update, and drop the gradients.

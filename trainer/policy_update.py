@@ -104,6 +104,10 @@ class PolicyUpdate:
         metrics["skipped_updates"] = float(skipped)
         return skipped < len(norms)
 
+    def scale_lr(self, scale: float) -> None:
+        """Multiply the learning rate by this, from the next update on."""
+        self._optimizer.scale = scale
+
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's; the policy's weights are kept apart."""
         return self._optimizer.state_dict()

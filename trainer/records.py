@@ -32,6 +32,8 @@ class StepRecord(Struct, frozen=True, omit_defaults=True):
     """Share of the consumed rollouts that a limit ended."""
     tool_fault_share: float = 0.0
     """Share of the consumed rollouts in which a tool call failed."""
+    same_rewards: float | None = None
+    """Share of the consumed groups whose rewards are all the same, so that they teach nothing; null without groups."""
     action_tokens: int = 0
     tokens: int = 0
     spans: Spans = Spans(0.0, 0.0, 0.0, 0.0)
@@ -46,6 +48,11 @@ class StepRecord(Struct, frozen=True, omit_defaults=True):
     """Mean of each of the environment's metrics over the consumed rollouts that have it."""
     metrics: dict[str, float] = {}
     """The learner's own: losses, ratios, masked share, explained variance."""
+    rolled_back_to: int | None = None
+    """Of a step that only goes back, after an alarm: its version has the weights that there were after this step. What
+    the steps between have consumed stays consumed."""
+    lr_scale: float = 1.0
+    """What learning rates are multiplied by from such a step on."""
 
 
 class Event(Struct, frozen=True, omit_defaults=True):

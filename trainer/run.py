@@ -30,7 +30,6 @@ from moonmill.sandboxes.providers import UNSAFE
 from moonmill.signals import STOPPING, ignore, interruptible, raise_if_asked
 from moonmill.trainer.algorithms.presets import ResolvedAlgorithm, resolve
 from moonmill.trainer.buffer import Buffer
-from moonmill.trainer.checkpoint import latest
 from moonmill.trainer.controller import Controller
 from moonmill.trainer.engine_host import EngineHost
 from moonmill.trainer.evaluations import Evaluations
@@ -170,7 +169,7 @@ class _Run:
             await self.evaluations.alone(engine, "before")
         await learner_ready.wait()
         if recovery.version:
-            weights = self._weights_of(recovery.version)
+            weights = self.run.weights / f"v{recovery.version:06d}"  # The learner writes it as it comes back.
             await engine.publish(recovery.version, weights, changed=True, probe=await learner.probe())
         self.reporter.phase("training")
         self.controller = self._controller(engine, learner, tasks, recovery)
@@ -210,14 +209,6 @@ class _Run:
     def _agent(self, client: InferenceClient, temperature: float) -> PolicyAgent:
         sampling = msgspec.structs.replace(self.config.sampling, temperature=temperature)
         return PolicyAgent(client, self.renderer, sampling, self.config.model.max_length)
-
-    def _weights_of(self, version: int) -> Path:
-        exported = self.run.weights / f"v{version:06d}"
-        if exported.exists():
-            return exported
-        if found := latest(self.run.path):
-            return found / "policy"
-        raise RunError(f"{self.run.path} has no weights of version {version}: neither exported nor in a checkpoint")
 
     def _note(self, kind: str, **data: object) -> None:
         """Keep an event; tell the user of those that are not routine."""

@@ -84,6 +84,10 @@ class ValueUpdate:
         with torch.no_grad(), self.critic.at_work():
             return [self.critic(packed) for packed in batch]
 
+    def scale_lr(self, scale: float) -> None:
+        """Multiply the learning rate by this, from the next update on."""
+        self._optimizer.scale = scale
+
     def state_dict(self) -> dict[str, Any]:
         """All but the critic's weights, which are kept apart."""
         recent = [tuple(v) for v in self._recent]

@@ -1,15 +1,20 @@
 """What must hold of a run that has finished, however often it was killed."""
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from moonmill.algorithm_config import GroupZscoreConfig
 from moonmill.config import Config
+from moonmill.envs import Taskset
 from moonmill.jsonl import read_jsonl
+from moonmill.registry import make
 from moonmill.seeding import derive_seed
 from moonmill.trainer.checkpoint import damage_of, latest
 from moonmill.trainer.learner import Learner, make_deterministic
+from moonmill.trainer.records import StepRecord
 from moonmill.types import Action, Rollout
 from tests.integration.conftest import assert_accounted_for, events, steps
 
@@ -32,15 +37,16 @@ def check_logs(run: Path, config: Config, total: int) -> None:
     assert not [e for e in events(run, "warning") if "every reward" not in e.data["text"]]
     rollouts = {r.id: r for r in read_jsonl(run / "rollouts.jsonl", Rollout)}
     for before, step in zip([0, *versions], made, strict=False):
-        assert max(step.staleness) <= config.async_.max_staleness
+        assert max(step.staleness, default=0) <= config.async_.max_staleness
         for name, staleness in zip(step.consumed, step.staleness, strict=True):
             sampled = [v for s in rollouts[name].segments if isinstance(s, Action) for v in s.versions]
             assert sampled == sorted(sampled)
             assert max(sampled) <= before == min(sampled) + staleness
     advantage = config.algorithm.advantage
     size = advantage.group_size if isinstance(advantage, GroupZscoreConfig) else 1
+    tasks = Taskset(partial(make, config.env.id, **config.env.args), "train", config.train.seed)
     for rollout in rollouts.values():
-        assert rollout.task.id == f"train-{rollout.index // size}"
+        assert rollout.task == tasks.task(rollout.index // size)
         assert rollout.seed == derive_seed(config.train.seed, "rollout", rollout.index)
     # What was in flight at the end, and nothing else, has no rollout.
     assert max(r.index for r in rollouts.values()) + 1 - len(rollouts) <= config.async_.max_concurrent
@@ -54,7 +60,10 @@ def check_weights(run: Path, config: Config) -> None:
     make_deterministic(config)
     again = Learner(config)
     rollouts = {r.id: r for r in read_jsonl(run / "rollouts.jsonl", Rollout)}
-    for step in steps(run):
+    for step in _that_count(steps(run)):
+        if step.rolled_back_to is not None:
+            again.count_as(step.step or 0, step.version, step.lr_scale)
+            continue
         done = again.step([rollouts[name] for name in step.consumed])
         assert (done.step, done.version) == (step.step, step.version)
         for name in ("policy_loss", "grad_norm", "value_loss", "critic_grad_norm", "lr"):
@@ -62,6 +71,16 @@ def check_weights(run: Path, config: Config) -> None:
     own = run.parent / "again"
     (own / "checkpoints").mkdir(parents=True)
     assert differing(final, again.checkpoint(own)) == []
+
+
+def _that_count(made: Sequence[StepRecord]) -> list[StepRecord]:
+    """The steps behind the weights at the end: without those that a later one has gone back behind."""
+    kept: list[StepRecord] = []
+    for step in made:
+        if (back := step.rolled_back_to) is not None:
+            kept = [before for before in kept if (before.step or 0) <= back]
+        kept.append(step)
+    return kept
 
 
 def differing(one: Path, other: Path) -> list[str]:

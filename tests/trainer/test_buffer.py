@@ -185,3 +185,16 @@ def test_a_group_that_is_given_up_counts_with_its_sound_members() -> None:
     for index in range(6):
         buffer.add(rollout(index, status=Status.FAILED if index % 3 == 0 else Status.FINISHED))
     assert buffer.useless == {"failed: env_error": 2, "group_incomplete": 4}
+
+
+def test_behind_a_fall_back_everything_goes_now_or_as_it_ends() -> None:
+    buffer = single(max_staleness=9)
+    admit(buffer, 0, 1, 2)
+    buffer.add(rollout(0, version=3))
+    buffer.forget_before(5)
+    assert buffer.take_drops() == (Drop("0", "rolled_back"),)
+    buffer.add(rollout(1, version=4))
+    buffer.add(rollout(2, version=5))
+    assert buffer.take(6) is None
+    assert buffer.take_drops() == (Drop("1", "rolled_back"),)
+    assert buffer.finished == 1

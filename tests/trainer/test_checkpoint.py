@@ -1,11 +1,13 @@
 """Checkpoints: bit-exact, whole or absent, the newest few kept."""
 
+import random
 import resource
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -54,6 +56,20 @@ def test_going_on_from_a_checkpoint_is_bit_exact(
     expected, got = everything(straight), everything(resumed)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
     assert resumed.version == straight.version
+
+
+def test_a_step_draws_nothing_from_pythons_or_numpys_chance_and_torchs_is_kept(
+    make_config: MakeConfig, model_path: Path, tmp_path: Path
+):
+    config = make_config()
+    learner = Learner(config)
+    before = random.getstate(), numpy.random.get_state()[1].tolist()
+    learner.step(sampled(model_path, 0))
+    path = learner.checkpoint(tmp_path)
+    assert before == (random.getstate(), numpy.random.get_state()[1].tolist())
+    drawn = torch.rand(4)
+    Learner(config).restore(path)
+    assert torch.equal(torch.rand(4), drawn)
 
 
 def test_its_policy_has_a_version_and_another_model_has_none(make_config: MakeConfig, model_path: Path, tmp_path: Path):
@@ -167,6 +183,16 @@ def test_the_newest_few_are_kept(tmp_path: Path):
         path = checkpoint.write(tmp_path, step, 2, fill)
         assert checkpoint.latest(tmp_path) == path
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-000012", "step-000030"]
+
+
+def test_what_may_be_gone_back_to_is_kept_as_well(tmp_path: Path):
+    for step in range(2, 21, 2):
+        checkpoint.write(tmp_path, step, 2, fill, back_to=step - 7)
+    assert [checkpoint.step_of(p) for p in sorted((tmp_path / "checkpoints").iterdir())] == [12, 14, 16, 18, 20]
+    assert checkpoint.newest_of(tmp_path, 0, 13) == tmp_path / "checkpoints" / "step-000012"
+    assert checkpoint.newest_of(tmp_path, 13, 13) is None
+    checkpoint.forget(tmp_path, range(13, 19))
+    assert [checkpoint.step_of(p) for p in sorted((tmp_path / "checkpoints").iterdir())] == [12, 20]
 
 
 def test_there_is_none_at_first(tmp_path: Path):

@@ -90,15 +90,18 @@ async def test_a_run_through_a_crash(
         with pytest.raises(WorkerDiedError, match="cannot be reached for /step"):
             await client.step(4, batches[0])
 
+        (weights / file).unlink()  # A power loss may have kept it from the disk.
         await server.restart()
         again = LearnerClient(server.base_url, timeout=TIMEOUT)
         assert await again.restore(path) == LearnerState(2, 1)
+        assert (weights / file).is_file()
         assert await again.probe(PROBE) == first.probe
         repeated = await again.step(3, batches[2])
         assert (repeated.probe, await again.probe(PROBE)) == (None, lost.probe)
-        await again.aclose()
         assert (Path(repeated.weights or "") / file).read_bytes() == before
         assert repeated.metrics["policy_loss"] == lost.metrics["policy_loss"]
+        await _fall_back(again, path, (weights / file).read_bytes(), first.probe)
+        await again.aclose()
 
     # Another process, another machine state: the same bits as here.
     local = Learner(config)
@@ -106,6 +109,17 @@ async def test_a_run_through_a_crash(
         local.step(batch)
     local.export(tmp_path / "local")
     assert (tmp_path / "local" / file).read_bytes() == before
+
+
+async def _fall_back(client: LearnerClient, checkpoint: Path, weights: bytes, probe: float) -> None:
+    """What a checkpoint holds, as a version of its own."""
+    await client.restore(checkpoint)
+    back = await client.fall_back(4, 3, 0.5, PROBE)
+    assert (back.step, back.version, back.probe) == (4, 3, probe)
+    folder = Path(back.weights or "")
+    assert folder.name == "v000003"
+    assert weights in [(folder / name).read_bytes() for name in os.listdir(folder)]
+    assert await client.state() == LearnerState(4, 3)
 
 
 @pytest.mark.anyio

@@ -1,5 +1,6 @@
 """What the logs say after a crash at any point."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -74,6 +75,63 @@ def test_steps_after_a_checkpoint_come_with_their_rollouts_in_order(run: RunDire
     steps = [StepRecord(1, 1, ("00000000",)), StepRecord(2, 2, ("00000002", "00000001")), StepRecord(None, 2)]
     ledger = written(run, [0, 1, 2], steps)
     assert [(record.step, [r.index for r in rollouts]) for record, rollouts in ledger.steps_after(1)] == [(2, [2, 1])]
+
+
+def test_a_step_is_on_the_disk_before_it_counts_and_its_rollouts_before_it(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss keeps what was synced, and of the rest anything: so at each sync, look at what is to be kept."""
+    ledger = Ledger(run)
+    kept = []
+    sync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        sync(descriptor)
+        kept.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, os.fstat(descriptor).st_size))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    ledger.rollout(rollout(0))
+    ledger.step(StepRecord(1, 1, ("00000000",)))
+    assert kept == [("rollouts.jsonl", run.rollouts.stat().st_size), ("steps.jsonl", run.steps.stat().st_size)]
+
+
+def test_that_there_are_logs_is_on_the_disk_as_well(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    Ledger(run)
+    assert str(run.path) in synced
+
+
+def test_a_disk_that_fails_at_a_commit_is_told_with_its_file(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = written(run, [0], [])
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*rollouts\.jsonl: Input/output error"):
+        ledger.step(StepRecord(1, 1, ("00000000",)))
+    monkeypatch.undo()
+    assert Ledger(run).recover().step == 0
+
+
+def test_steps_that_were_gone_back_behind_are_not_done_again_but_stay_consumed(run: RunDirectory) -> None:
+    names = [f"{index:08d}" for index in range(6)]
+    steps = [StepRecord(i + 1, i + 1, (names[i],)) for i in range(4)]
+    steps += [StepRecord(5, 5, rolled_back_to=2, lr_scale=0.5), StepRecord(6, 6, (names[4],))]
+    ledger = written(run, list(range(6)), steps)
+    assert [record.step for record, _ in ledger.steps_after(0)] == [1, 2, 5, 6]
+    assert [record.step for record, _ in ledger.steps_after(2)] == [5, 6]
+    assert ledger.given_up() == {3, 4}
+    recovery = ledger.recover()
+    assert (recovery.step, recovery.version, recovery.consumed) == (6, 6, 5)
+    assert [r.id for r in recovery.pending] == [names[5]]
+    assert [r.rolled_back_to for r in recovery.fall_backs] == [2]
+    # A second one goes back behind the first: that is given up too.
+    ledger.step(StepRecord(7, 7, rolled_back_to=1, lr_scale=0.25))
+    assert [record.step for record, _ in ledger.steps_after(0)] == [1, 7]
 
 
 def test_logs_of_two_runs_are_told_apart(run: RunDirectory) -> None:

@@ -6,7 +6,8 @@ from moonmill.algorithm_config import AlgorithmConfig, CriticConfig, PretrainCon
 from moonmill.cli.progress import step_text
 from moonmill.config import Config, EnvConfig, ModelConfig, TrainConfig
 from moonmill.trainer.buffer import Batch
-from moonmill.trainer.lines import Length, step_line
+from moonmill.trainer.lines import Length, step_line, step_record
+from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.records import StepRecord
 from moonmill.types import Rollout, Status, StopReason, Task
 
@@ -53,3 +54,15 @@ def test_one_for_the_critic_alone_is_done_when_that_is_ready() -> None:
     assert not length.is_done(0, critic_ready=False)
     assert length.is_done(0, critic_ready=True)
     assert told(length, 3, 0) == "step 3/8 (critic warm-up)"
+
+
+def test_groups_whose_rewards_are_all_the_same_are_counted() -> None:
+    def rollout(group: str | None, reward: float) -> Rollout:
+        status, reason = Status.FINISHED, StopReason.ANSWERED
+        return Rollout("0", "test-v0", Task("?"), status, reason, reward=reward, group=group)
+
+    def share(*rollouts: Rollout) -> float | None:
+        return step_record(Batch(rollouts, (0,) * len(rollouts)), StepAnswer(1, 1, None, {})).same_rewards
+
+    assert share(rollout("a", 1.0), rollout("a", 1.0), rollout("b", 0.0), rollout("b", 1.0)) == 0.5
+    assert share(rollout(None, 1.0), rollout(None, 1.0)) is None

@@ -1,0 +1,205 @@
+"""What is done at an alarm, on a real learner and real logs: and that all of it can be done again from the logs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from moonmill.alarm_config import AlarmsConfig
+from moonmill.algorithm_config import AlgorithmConfig, GroupZscoreConfig
+from moonmill.config import Config, LoraConfig
+from moonmill.errors import RunError
+from moonmill.jsonl import read_jsonl
+from moonmill.rundir import RunDirectory
+from moonmill.trainer import alarms
+from moonmill.trainer.buffer import Buffer
+from moonmill.trainer.learner import Learner
+from moonmill.trainer.ledger import Ledger
+from moonmill.trainer.messages import StepAnswer
+from moonmill.trainer.records import Event, StepRecord
+from moonmill.trainer.watch import Watch
+from moonmill.types import Rollout
+from tests.trainer.conftest import MakeConfig, sampled
+from tests.trainer.test_checkpoint import everything
+
+pytestmark = pytest.mark.anyio
+BAD = {"masked_share": 0.9}
+EVERY = 8
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Here:
+    """A learner in this process, with the manners of the one behind HTTP."""
+
+    def __init__(self, learner: Learner, run: RunDirectory) -> None:
+        self.learner = learner
+        self._run = run
+
+    async def checkpoint(self, back_to: int | None = None) -> Path:
+        return self.learner.checkpoint(self._run.path, back_to)
+
+    async def fall_back(self, checkpoint: Path, step: int, version: int, lr_scale: float) -> StepAnswer:
+        self.learner.restore(checkpoint)
+        self.learner.count_as(step, version, lr_scale)
+        return StepAnswer(step, version, "somewhere", {})
+
+
+class Run:
+    """A run whose steps are done here one after another. Those of `bad` show a sign of a collapse."""
+
+    def __init__(self, config: Config, path: Path, model: Path) -> None:
+        self.config = config
+        self._model = model
+        self.directory = (RunDirectory.resume if path.exists() else RunDirectory.create)(path, config)
+        self.ledger = Ledger(self.directory)
+        recovery = self.ledger.recover()
+        self.learner = Learner(config)
+        self.buffer = Buffer(batch_units=8, window=16, max_staleness=4)
+        self.warnings: list[str] = []
+        here = Here(self.learner, self.directory)
+        self.watch = Watch(config, self.ledger, here, self.buffer, self.warnings.append, recovery)
+        self.step, self.version = recovery.step, recovery.version
+
+    async def go(self, until: int, bad: Callable[[int], bool] = lambda step: False) -> None:
+        while self.step < until:
+            if fallen := await self.watch.act(self.step, self.version):
+                self.step, self.version = fallen.step, fallen.version
+                continue
+            rollouts = self.rollouts(self.step + 1)
+            for rollout in rollouts:
+                self.ledger.rollout(rollout)
+            done = self.learner.step(rollouts)
+            self.step, self.version = done.step, done.version
+            metrics = {**done.metrics, **(BAD if bad(self.step) else {"masked_share": 0.0, "ratio_std": 0.0})}
+            record = StepRecord(self.step, self.version, tuple(r.id for r in rollouts), reward=0.5, metrics=metrics)
+            self.ledger.step(record)
+            self.watch.see(record, rollouts)
+            if self.step % EVERY == 0:
+                await self.watch.checkpoint(self.step)
+
+    def rollouts(self, step: int) -> tuple[Rollout, ...]:
+        made = sampled(self._model, step, group_size=4)
+        return tuple(replace(r, id=f"{step}-{r.id}", index=8 * step + i, reward=i / 8) for i, r in enumerate(made))
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        return list(read_jsonl(self.directory.steps, StepRecord))
+
+    @property
+    def checkpoints(self) -> list[int]:
+        return sorted(int(p.name.removeprefix("step-")) for p in self.directory.checkpoints.iterdir())
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.directory.unlock()
+
+
+Begin = Callable[..., Run]
+
+
+@pytest.fixture
+def begin(make_config: MakeConfig, model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
+    """A GRPO run with these alarms; called again, the same one resumed. Its batches are smaller than others'."""
+    monkeypatch.setattr(alarms, "_ROLLOUTS", 24)
+
+    def begun(wanted: AlarmsConfig, lora: LoraConfig | None = None) -> Run:
+        grpo = AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=4))
+        return Run(replace(make_config(algorithm=grpo, lora=lora), alarms=wanted), tmp_path / "run", model_path)
+
+    return begun
+
+
+async def test_a_warning_is_told_and_the_run_goes_on(begin: Begin) -> None:
+    run = begin(AlarmsConfig())
+    await run.go(6, bad=lambda step: step > 3)
+    assert [text[:26] for text in run.warnings if "alarm" in text] == ["alarm masked_share: step 4"]
+    (event,) = [e for e in read_jsonl(run.directory.events, Event) if e.kind == "alarm"]
+    assert (event.data["name"], event.data["step"]) == ("masked_share", 4)
+
+
+async def test_stop_leaves_a_checkpoint_and_a_resumed_run_goes_on(begin: Begin) -> None:
+    run = begin(AlarmsConfig("stop"))
+    with pytest.raises(RunError, match=r"alarm masked_share: step 4: .*\(alarms.on_alarm: stop\).*--resume"):
+        await run.go(6, bad=lambda step: step > 3)
+    assert run.checkpoints == [4]
+    run.close()
+    again = begin(AlarmsConfig("stop"))
+    again.learner.restore(again.directory.checkpoints / "step-000004")
+    await again.go(6, bad=lambda step: step > 3)
+    assert again.warnings == []
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=4)], ids=["full", "lora"])
+async def test_a_fall_back_is_a_step_that_can_be_done_again_to_the_bit(begin: Begin, lora: LoraConfig | None) -> None:
+    run = begin(AlarmsConfig("fall_back", lr_factor=0.25), lora)
+    await run.go(34, bad=lambda step: step == 30)
+    fell = run.steps[30]
+    assert (fell.step, fell.version, fell.consumed, fell.rolled_back_to, fell.lr_scale) == (31, 31, (), 8, 0.25)
+    assert [s.step for s in run.steps] == list(range(1, 35))
+    assert [s.version for s in run.steps] == list(range(1, 35))
+    assert run.steps[31].metrics["lr"] == 0.25 * run.steps[7].metrics["lr"]
+    assert run.checkpoints == [0, 8, 32]  # Those of steps 16 and 24 are given up.
+
+    for begins in (None, "step-000008", "step-000032"):
+        again = Learner(run.config)
+        if begins:
+            again.restore(run.directory.checkpoints / begins)
+        for record, rollouts in run.ledger.steps_after(again.step_number):
+            if record.rolled_back_to is None:
+                again.step(rollouts)
+            else:
+                again.count_as(record.step or 0, record.version, record.lr_scale)
+        assert (again.step_number, again.version) == (34, 34)
+        expected, got = everything(run.learner), everything(again)
+        assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+async def test_rollouts_from_behind_a_fall_back_are_dropped_with_the_reason(begin: Begin) -> None:
+    run = begin(AlarmsConfig("fall_back"))
+    await run.go(25)
+    waiting, running = run.rollouts(100)[:2]
+    for rollout in (waiting, running):
+        run.buffer.admit(rollout.index)
+    run.buffer.add(waiting)
+    await run.go(27, bad=lambda step: step == 26)
+    assert [(d.rollout, d.reason) for d in run.steps[26].dropped] == [(waiting.id, "rolled_back")]
+    run.buffer.add(running)
+    assert run.buffer.take(run.version) is None
+    assert [(d.rollout, d.reason) for d in run.buffer.take_drops()] == [(running.id, "rolled_back")]
+    run.close()
+    assert begin(AlarmsConfig("fall_back")).buffer.first_version == 27
+
+
+async def test_each_fall_back_halves_and_after_so_many_the_run_ends(begin: Begin) -> None:
+    run = begin(AlarmsConfig("fall_back", max_fall_backs=2))
+    with pytest.raises(RunError, match=r"has fallen back 2 times \(alarms.max_fall_backs: 2\)"):
+        await run.go(40, bad=lambda step: step > 3)
+    assert [s.lr_scale for s in run.steps if s.rolled_back_to is not None] == [0.5, 0.25]
+    assert [s.rolled_back_to for s in run.steps if s.rolled_back_to is not None] == [0, 0]
+
+
+async def test_a_run_killed_between_alarm_and_fall_back_falls_back_when_it_is_resumed(begin: Begin) -> None:
+    run = begin(AlarmsConfig("fall_back"))
+    await run.go(26, bad=lambda step: step == 26)
+    run.close()
+    again = begin(AlarmsConfig("fall_back"))
+    fell = await again.watch.act(26, 26)
+    assert fell is not None
+    assert (fell.step, fell.version) == (27, 27)
+
+
+async def test_a_damaged_checkpoint_is_passed_over_and_where_there_is_none_that_is_said(begin: Begin) -> None:
+    run = begin(AlarmsConfig("fall_back"))
+    await run.go(29)
+    (run.directory.checkpoints / "step-000008" / "state.json").unlink()
+    await run.go(32, bad=lambda step: step == 30)
+    assert run.steps[30].rolled_back_to == 0
+    run.directory.checkpoints.joinpath("step-000000", "state.json").unlink()
+    with pytest.raises(RunError, match="no checkpoint of the steps 0 to 14 to fall back to"):
+        await run.go(40, bad=lambda step: step == 34)
