@@ -96,7 +96,7 @@ RULES = (
         "ratio_std",
         _metric("ratio_std"),
         True,
-        0.5,
+        0.3,
         "the ratios to the policies that sampled spread by {now:.2g}, more than {limit:g}",
         over="median",
     ),
