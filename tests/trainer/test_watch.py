@@ -25,7 +25,7 @@ from tests.trainer.conftest import MakeConfig, sampled
 from tests.trainer.test_checkpoint import everything
 
 pytestmark = pytest.mark.anyio
-BAD = {"masked_share": 0.9}
+BAD = {"masked_share": 1.0}
 EVERY = 8
 
 
