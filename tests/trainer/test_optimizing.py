@@ -43,7 +43,7 @@ def test_it_is_what_the_update_is_made_with():
         before = float(parameter.detach())
         parameter.grad = torch.ones(1)
         assert optimizer.lr(version) == pytest.approx([0.05, 0.075, 0.05, 0.025][version])
-        optimizer.update(version)
+        optimizer.update((), version)
         steps.append(before - float(parameter.detach()))
     # Equal gradients make Adam's step its learning rate.
     assert steps == pytest.approx([0.05, 0.075, 0.05, 0.025], rel=1e-4)

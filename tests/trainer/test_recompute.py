@@ -13,7 +13,7 @@ from moonmill.algorithm_config import CriticConfig
 from moonmill.config import LearnerConfig, LoraConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.attention import PACKED
-from moonmill.trainer.critic import Critic
+from moonmill.trainer.critic import WholeCritic
 from moonmill.trainer.learner import Learner
 from moonmill.trainer.models import action_logprobs
 from moonmill.trainer.recompute import recompute_layers
@@ -66,7 +66,7 @@ def test_a_critic_copied_from_it_computes_with_its_own_layers(family: str, freez
     found = []
     for recompute in (False, True):
         policy = made(family, recompute)
-        critic = Critic(policy, CriticConfig(freeze_attention=freeze))
+        critic = WholeCritic(policy, CriticConfig(freeze_attention=freeze))
         torch.nn.init.ones_(critic.head.weight)
         with torch.no_grad():
             for parameter in policy.parameters():
