@@ -65,7 +65,7 @@ def test_a_task_is_known_by_the_id_its_author_gave_it():
 
 
 def test_a_task_without_an_id_of_its_own_is_known_by_prompt_and_answer():
-    # A taskset that has come to its end numbers the same tasks on: train-0 comes back as train-10.
+    # A generator that begins anew in another order gives the same task another number.
     first = Task("1+1", answer={"value": 2, "unit": "m"}, id="train-0", split="train", seed=1)
     again = Task((Message("user", "1+1"),), answer={"unit": "m", "value": 2}, id="train-10", split="train", seed=99)
     assert key_of(first) == key_of(again)

@@ -14,9 +14,9 @@ Learning rates belong to the model and the optimizer (`learner.lr`); they are to
   is `model.max_length`.
 - `dapo`: DAPO (arXiv 2503.14476, section 4.1): clip 0.2/0.28, mean over all tokens, groups of 16, no KL, lr 1e-6 with
   a warm-up of 20 rollout steps. It cuts a batch of 512 × 16 rollouts into 16 parts of 512; batches here are no larger
-  than such a part, so that it is one update: with larger ones, `updates: 16, minibatches: 16`. Its dynamic sampling
-  (groups without variance are left out) and its penalty for over-long answers are no part of the objective, and are not
-  set here.
+  than such a part, so that it is one update: with larger ones, `updates: 16, minibatches: 16`. Its dynamic sampling is
+  no part of the objective but of what is admitted: `async: {filters: {zero_std: true}}`. Its penalty for over-long
+  answers belongs to the environment's rewards.
 - `rloo`: RLOO (arXiv 2402.14740): leave-one-out in groups of 4 (published: 2 and 4) with the plain policy gradient, lr
   1e-6. The rollout is one action there, so the loss is a sum over its tokens: `constant`, of which only the learning
   rate feels the size. Published with a KL of 0.03 in the reward, which is left out as above.

@@ -76,7 +76,8 @@ class RunningMean:
 def key_of(task: Task) -> str:
     """What a task is known by: the id its author gave it, else its prompt and answer.
 
-    An id that a taskset has numbered itself, such as `train-7`, says nothing: where the tasks begin again, it goes on.
+    An id that a taskset has numbered itself, such as `train-7`, says where a task stood, and not that it is the same
+    again: an author's generator may begin anew in another order.
     """
     if not re.fullmatch(rf"{re.escape(task.split)}-\d+", task.id) and task.id:
         return task.id
