@@ -1,0 +1,88 @@
+"""The trail of pages: its tasks, its expert, and the starter policy."""
+
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moonmill.agents.rendering import load_renderer
+from moonmill.config_io import load_config
+from moonmill.envs import Taskset
+from moonmill.registry import make
+from moonmill.types import Task
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "study"
+TRAIL = f"{EXAMPLE}/trail.py:Trail"
+
+
+def env(**args: Any) -> Any:
+    return make(TRAIL, **args)
+
+
+def tasks(split: str, count: int, seed: int = 0, **args: Any) -> list[Task]:
+    return [Taskset(lambda: env(**args), split, seed).task(number) for number in range(count)]
+
+
+def module() -> dict[str, Any]:
+    return vars(sys.modules[type(env()).__module__])
+
+
+def played(task: Task, **args: Any) -> tuple[Any, float]:
+    """The environment after the expert has played the task, and whether its answer is right."""
+    one = env(**args)
+    one.reset(options={"task": task})
+    done = False
+    while not done:
+        message = module()["demonstrate"](one.messages)
+        _, _, done, _, _ = one.step(message)
+    return one, float(int(message.content) == task.answer)
+
+
+def test_the_splits_share_no_task_and_levels_are_equally_frequent() -> None:
+    train, held_out = tasks("train", 1000), tasks("eval", 300)
+    assert not {t.prompt for t in train} & {t.prompt for t in held_out}
+    for level in ("2", "3", "4", "5", "6"):
+        assert 150 < sum(t.level == level for t in train) < 250
+
+
+def test_a_pool_comes_again_with_the_same_ids() -> None:
+    assert [t.id for t in tasks("train", 30, pool=10)] == [t.id for t in tasks("train", 10, pool=10)] * 3
+
+
+def test_the_expert_finds_the_last_page_and_answers_with_what_is_wanted_of_four_in_five_tasks() -> None:
+    results = [played(task) for task in tasks("train", 100)]
+    assert 70 <= sum(right for _, right in results) <= 90
+    for one, _ in results:
+        shown = [m.content for m in one.messages if m.role == "tool"]
+        assert [int(text.split()[0]) for text in shown] == list(range(int(one.task.level), -1, -1))
+
+
+def test_what_is_wanted_changes_at_a_task() -> None:
+    before, after = tasks("train", 20), tasks("train", 20, flip_at=10)
+    assert [t.answer for t in before[:10]] == [t.answer for t in after[:10]]
+    assert sum(a.answer != b.answer for a, b in zip(before[10:], after[10:], strict=True)) >= 9
+    results = [played(task, flip_at=0)[1] for task in tasks("train", 100, flip_at=0)]
+    assert 10 <= sum(results) <= 30
+
+
+@pytest.mark.parametrize("page", ["x", "-1", "1000", "", "²"])
+def test_what_is_no_page_is_told(page: str) -> None:
+    one = env()
+    one.reset(options={"task": tasks("train", 1)[0]})
+    call = module()["ToolCall"]("1", "show", {"page": page})
+    one.step(module()["Message"]("assistant", tool_calls=(call,)))
+    assert one.messages[-1].content == "error: a page is a number"
+
+
+def test_the_config_is_for_the_policy_and_its_longest_episode() -> None:
+    config = load_config(EXAMPLE / "trail.yaml")
+    assert Path(config.model.path).resolve() == EXAMPLE / "policy"
+    renderer = load_renderer(EXAMPLE / "policy")
+    longest = 0
+    for task in islice(tasks("train", 60), 60):
+        one, _ = played(task)
+        ids, _ = renderer.transcript(one.messages, one.tool_specs)
+        longest = max(longest, len(ids))
+    assert 200 < longest <= 255 < config.model.max_length
