@@ -17,10 +17,10 @@ from typing import Any, get_args
 import msgspec
 
 from moonmill import algorithm_config, config, plain_yaml, types
+from moonmill.algorithm_config import Correction, Objective
 from moonmill.config_check import describe
 from moonmill.config_io import plain
 from moonmill.trainer.algorithms.combinations import RULES, Advantage, ResolvedAlgorithm, problem, tag
-from moonmill.trainer.algorithms.objectives import Correction, Objective
 from moonmill.trainer.algorithms.presets import PRESETS
 
 PAGE = Path(__file__).with_name("configuration.md")

@@ -221,21 +221,27 @@ class CriticConfig(Struct, frozen=True, forbid_unknown_fields=True):
     example that halves what a step teaches."""
 
 
+Advantage = GaeConfig | GroupZscoreConfig | GroupMeanConfig | RlooConfig | RunningMeanConfig
+Objective = DisConfig | PpoClipConfig | CispoConfig | GspoConfig | DecoupledPpoConfig | ReinforceConfig
+Correction = NoCorrectionConfig | TisConfig | IcepopConfig
+Normalization = Literal["token", "sequence", "constant"]
+
+
 class AlgorithmConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A preset, and what is to differ from it. Not everything goes with everything:
     [what does, and why not](#what-goes-together)."""
 
     preset: Literal["sao", "grpo", "dr_grpo", "dapo", "rloo", "cispo", "gspo", "areal"] = "sao"
     """A vetted combination of what follows; [what each stands for](#presets)."""
-    advantage: GaeConfig | GroupZscoreConfig | GroupMeanConfig | RlooConfig | RunningMeanConfig | None = None
+    advantage: Advantage | None = None
     """How much better than expected an action was; `null` takes the preset's."""
-    objective: DisConfig | PpoClipConfig | CispoConfig | GspoConfig | DecoupledPpoConfig | ReinforceConfig | None = None
+    objective: Objective | None = None
     """What the policy's update maximises; `null` takes the preset's."""
-    correction: NoCorrectionConfig | TisConfig | IcepopConfig | None = None
+    correction: Correction | None = None
     """What is done where learner and engine disagree about a token's probability, be it by numerics or because it is
     old. With one, the objective's own ratio is that to the learner's policy before the batch's updates, and the rest of
     the way to the rollout policy is the correction's. `null` takes the preset's."""
-    normalization: Literal["token", "sequence", "constant"] | None = None
+    normalization: Normalization | None = None
     """What the loss is divided by: `token` is the number of the batch's action tokens; `sequence` is each rollout's own
     number, then that of the rollouts, so that long ones do not count more; `constant` is the number of rollouts times
     `normalization_constant`. `null` takes the preset's."""

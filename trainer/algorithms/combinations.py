@@ -9,7 +9,9 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from moonmill.algorithm_config import (
+    Advantage,
     CispoConfig,
+    Correction,
     CriticConfig,
     DisConfig,
     GaeConfig,
@@ -17,15 +19,13 @@ from moonmill.algorithm_config import (
     GroupZscoreConfig,
     KlConfig,
     NoCorrectionConfig,
+    Normalization,
+    Objective,
     ReinforceConfig,
     RlooConfig,
-    RunningMeanConfig,
 )
-from moonmill.trainer.algorithms.normalization import Normalization
-from moonmill.trainer.algorithms.objectives import Correction, Objective
 
 GroupAdvantage = GroupZscoreConfig | GroupMeanConfig | RlooConfig
-Advantage = GaeConfig | GroupAdvantage | RunningMeanConfig
 
 
 class ResolvedAlgorithm(Struct, frozen=True):

@@ -12,12 +12,11 @@ neither masks nor micro-batches change what the others weigh; with `token` and `
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Normalization = Literal["token", "sequence", "constant"]
+from moonmill.algorithm_config import Normalization
 
 
 def token_weights(lengths: Sequence[int], kind: Normalization, *, tokens: int, rollouts: int, constant: int) -> Tensor:

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from moonmill.algorithm_config import (
     CispoConfig,
+    Correction,
     DecoupledPpoConfig,
     DisConfig,
     GspoConfig,
     IcepopConfig,
     NoCorrectionConfig,
+    Objective,
     PpoClipConfig,
     ReinforceConfig,
     TisConfig,
@@ -35,9 +37,6 @@ from moonmill.trainer.algorithms.dis import dis
 from moonmill.trainer.algorithms.gspo import gspo
 from moonmill.trainer.algorithms.ppo_clip import ppo_clip
 from moonmill.trainer.algorithms.reinforce import reinforce
-
-Objective = DisConfig | PpoClipConfig | CispoConfig | GspoConfig | DecoupledPpoConfig | ReinforceConfig
-Correction = NoCorrectionConfig | TisConfig | IcepopConfig
 
 
 @dataclass(frozen=True)
