@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Mapping
@@ -112,6 +113,10 @@ class LocalProvider:
                 f"limits.pids needs Linux {'.'.join(map(str, _KERNEL_OF_PIDS))} or newer, and this is "
                 f"{platform.release()}: use the docker provider"
             )
+        _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+        if most != resource.RLIM_INFINITY and spec.limits.pids >= most:  # the supervisor is one
+            told = f"limits.pids is {spec.limits.pids}, and this process may ask for {most} (ulimit -Hu)"
+            raise SandboxSpecError(told)
         if spec.limits.cpus is not None and "cpus" not in enforced:
             raise SandboxSpecError(f"limits.cpus: {spec.limits.cpus:g} {_NO_GROUPS}")
 

@@ -67,7 +67,7 @@ def pack(path: bytes, most: int) -> None:
 
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))  # or what is wrong with it
     out: Any = _Bounded(most + 1)
-    with tarfile.open(mode="w|", fileobj=out) as archive:
+    with tarfile.open(mode="w|", fileobj=out, format=tarfile.GNU_FORMAT) as archive:
         archive.add(os.fsdecode(path), arcname=".")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -165,6 +166,15 @@ def test_groups_of_processes_that_are_no_more_are_removed(tmp_path: Path) -> Non
         (tmp_path / name).mkdir()
     groups.sweep()
     assert {p.name for p in tmp_path.iterdir()} == {ours, "somebody-elses"}
+
+
+async def test_more_processes_than_this_process_may_ask_for_are_refused(
+    local: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (500, 500))
+    local.require(SandboxSpec(limits=SandboxLimits(pids=499)))
+    with pytest.raises(SandboxSpecError, match=r"limits\.pids is 500, and this process may ask for 500 \(ulimit -Hu\)"):
+        local.require(SandboxSpec(limits=SandboxLimits(pids=500)))
 
 
 async def test_a_share_of_a_processor_is_what_it_gets(local: LocalProvider) -> None:
