@@ -95,7 +95,8 @@ def test_every_reason_of_a_drop_is_explained() -> None:
     found = re.findall(r'_drop_unit\(key, "(\w+)"\)|drain\("(\w+)"\)|return f?"(\w+)', buffer)
     found += [(reason,) for reason in re.findall(r'drain\("(\w+)"\)', controller)]
     reasons = {reason for groups in found for reason in groups if reason}
-    assert reasons == {"stale", "run_ended", "group_incomplete", "failed", "unscored", "no_actions"}
+    wanted = {"stale", "run_ended", "group_incomplete", "failed", "unscored", "no_actions", "rolled_back"}
+    assert reasons == wanted
     page = (ROOT / "docs" / "runs.md").read_text()
     assert {reason for reason in reasons if not re.search(rf"^\| `{reason}[`:]", page, re.MULTILINE)} == set()
     [row] = re.findall(r"^\| `filter: …` \|.*", page, re.MULTILINE)

@@ -122,16 +122,23 @@ def wait_until(
         time.sleep(0.02)
 
 
-def assert_accounted_for(run: Path) -> None:
-    """Every finished rollout was trained on exactly once, or dropped once with a reason."""
-    finished = Counter(r.id for r in read_jsonl(run / "rollouts.jsonl", Rollout))
+def assert_accounted_for(run: Path, *, unfinished_group: int = 0) -> None:
+    """Every finished rollout was trained on exactly once, or dropped once with a reason.
+
+    Where a run has failed, those of groups that were not complete are kept for its resumption; `unfinished_group` is
+    how many members a group has.
+    """
+    rollouts = list(read_jsonl(run / "rollouts.jsonl", Rollout))
+    members = Counter(r.group for r in rollouts)
+    kept = Counter(r.id for r in rollouts if members[r.group] < unfinished_group)
+    finished = Counter(r.id for r in rollouts)
     ended = Counter[str]()
     for record in read_jsonl(run / "steps.jsonl", StepRecord):
         ended.update(record.consumed)
         ended.update(d.rollout for d in record.dropped)
         assert all(d.reason for d in record.dropped)
     assert set(finished.values()) == {1}
-    assert ended == finished
+    assert ended == finished - kept
 
 
 def events(run: Path, kind: str) -> list[Event]:

@@ -196,4 +196,4 @@ def test_a_run_of_which_all_is_filtered_ends_with_the_reasons(moonmill: Cli, att
     assert "128 filter: zero_std" in result.stderr
     assert "loosen async.filters" in result.stderr
     assert "Traceback" not in result.stderr
-    assert_accounted_for(tmp_path / "run")
+    assert_accounted_for(tmp_path / "run", unfinished_group=4)

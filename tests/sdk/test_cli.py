@@ -26,7 +26,10 @@ from moonmill.config_io import dump_config
 from moonmill.errors import ConfigError, MoonmillError, RunError
 from moonmill.trainer import checkpoint
 
-COMMANDS = ["train", "eval", "validate", "inspect", "plot", "envs", "serve", "export", "engine", "sandbox"]
+COMMANDS = [
+    *("train", "pretrain-critic", "eval", "compare", "validate", "inspect", "plot", "envs", "serve", "export"),
+    *("engine", "sandbox"),
+]
 
 
 def run(*arguments: str, input: str | None = None):
@@ -150,7 +153,7 @@ def test_bad_usage_is_explained_and_exits_with_2(arguments, words, config):
     [
         ("learner.lrr=1", "learner.lrr (from --set): unknown key (with the value 1), did you mean `lr`?"),
         ("train.steps=ten", "train.steps (from --set): expected a whole number of at least 1, got 'ten'"),
-        ("algorithm.preset=soa", "expected 'grpo' or 'sao', got 'soa', did you mean `sao`?"),
+        ("algorithm.preset=soa", "'rloo' or 'sao', got 'soa', did you mean `sao`?"),
         ("learner.lr", "--set learner.lr: expected key=value"),
     ],
 )

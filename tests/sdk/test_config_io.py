@@ -170,7 +170,7 @@ def test_an_unknown_key_is_reported_with_its_path_value_neighbour_and_line(write
     path = write(MINIMAL + "async:\n  max_stalenes: 3\n")
     assert refusal(path) == (
         f"{path}: async.max_stalenes (line 4): unknown key (with the value 3), did you mean `max_staleness`?; "
-        "the keys here are max_staleness, max_concurrent, window, on_new_version"
+        "the keys here are mode, max_staleness, max_concurrent, window, on_new_version, filters"
     )
 
 
@@ -190,11 +190,14 @@ def test_an_unknown_key_is_reported_with_its_path_value_neighbour_and_line(write
         ("learner: {betas: [0.9, 2]}", "learner.betas[1]: expected a number from 0 to 1, got 2"),
         ("eval: {temperatures: 1}", "expected a list, each item a number of at least 0, got 1"),
         ("sampling: {top_p: 0}", "expected a number above 0 and of at most 1, got 0"),
-        ("algorithm: {preset: soa}", "expected 'grpo' or 'sao', got 'soa', did you mean `sao`?"),
+        ("algorithm: {preset: soa}", "'rloo' or 'sao', got 'soa', did you mean `sao`?"),
         ("algorithm: {critic: {freeze_attention: yes}}", "expected true or false, got 'yes'"),
         ("algorithm: {critic: 3}", "algorithm.critic (line 3): expected a mapping with the keys lr, updates,"),
-        ("algorithm: {advantage: {type: gea}}", "expected 'gae' or 'group_zscore', got 'gea', did you mean `gae`?"),
-        ("algorithm: {advantage: gae}", "expected a mapping with `type: ` 'gae' or 'group_zscore', got 'gae'"),
+        (
+            "algorithm: {advantage: {type: gea}}",
+            "expected 'gae' or 'group_zscore' or 'group_mean' or 'rloo' or 'running_mean', got 'gea', did you mean",
+        ),
+        ("algorithm: {advantage: gae}", "or 'rloo' or 'running_mean', got 'gae'"),
         (
             "algorithm: {advantage: {lam: 1}}",
             "algorithm.advantage.type: required, and missing: 'gae' or 'group_zscore'",

@@ -24,7 +24,8 @@ from moonmill.config import Config, EngineConfig, EnvConfig, ModelConfig
 from moonmill.errors import ConfigError, EngineError, WorkerDiedError
 from moonmill.rundir import RunDirectory
 from moonmill.trainer import endpoints
-from moonmill.trainer.engine_host import EngineHost, engine_argv
+from moonmill.trainer.engine_commands import engine_argv
+from moonmill.trainer.engine_host import EngineHost
 from moonmill.trainer.models import load_policy
 from moonmill.trainer.probing import likeliest_logprob
 from moonmill.trainer.weights import load_tensors, own_tensors

@@ -12,7 +12,7 @@ from moonmill.algorithm_config import AlgorithmConfig, DisConfig, GroupZscoreCon
 from moonmill.config import LearnerConfig, LoraConfig
 from moonmill.errors import RunError
 from moonmill.trainer.learner import Learner
-from moonmill.trainer.optimizing import Optimizer
+from moonmill.trainer.optimizing import Course, Optimizer
 from moonmill.types import Action, Rollout
 from tests.trainer.conftest import MakeConfig, sampled
 from tests.trainer.test_learner import difference, of_all_weights_or_an_adapter, weights
@@ -55,10 +55,10 @@ def test_gradients_that_are_not_finite_are_left_out_and_counted(
 
 def test_a_loss_that_is_not_finite_is_enough():
     parameter = nn.Parameter(torch.ones(2))
-    optimizer = Optimizer([parameter], 0.1, LearnerConfig())
+    optimizer = Optimizer([parameter], 0.1, LearnerConfig(), Course("constant"))
     for loss, expected in ((float("inf"), False), (float("nan"), False), (1.0, True)):
         parameter.grad = torch.ones(2)
-        assert optimizer.update([torch.ones(3), torch.tensor([loss])])[1] is expected
+        assert optimizer.update([torch.ones(3), torch.tensor([loss])], 0)[1] is expected
         assert parameter.grad is None
         assert torch.equal(parameter, torch.ones(2)) is not expected
     assert optimizer.updates == 1
