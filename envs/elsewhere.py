@@ -5,7 +5,8 @@ or a task on any event loop; where it gives up, because it is cancelled, the thi
 """
 
 from collections.abc import Callable
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import anyio
@@ -19,6 +20,8 @@ CallOff = Callable[[], None]
 Begin = Callable[[Deliver], CallOff]
 """Begins, and returns what calls it off; both come back at once, on any thread."""
 
+_LOOK_SECONDS = 0.5
+"""Python sees a signal that came in the very instant before a wait when the wait ends."""
 _GRACE_SECONDS = GRACE_SECONDS / 2
 """What is called off may take so long to end; less than whoever is cancelled has itself."""
 
@@ -62,8 +65,11 @@ def _wait_plainly(begin: Begin) -> Any:
     """On a thread that is nobody's: a script's main thread, or one that an author has started."""
     answers: SimpleQueue[Answer] = SimpleQueue()
     call_off = begin(answers.put)
+    answer: Answer | None = None
     try:
-        answer = answers.get()
+        while answer is None:
+            with suppress(Empty):
+                answer = answers.get(timeout=_LOOK_SECONDS)
     except BaseException:  # Ctrl-C
         call_off()
         raise
