@@ -22,7 +22,7 @@ import anyio
 import anyio.to_thread
 
 from moonmill.sandboxes import bubblewrap, cgroups, seccomp
-from moonmill.sandboxes.bundle import source
+from moonmill.sandboxes.bundle import compiled
 from moonmill.sandboxes.errors import SandboxSpecError, SandboxUnavailableError
 from moonmill.sandboxes.spawn import Child, child
 from moonmill.sandboxes.specs import check_spec
@@ -33,10 +33,6 @@ _READY_SECONDS = 30.0
 _END_SECONDS = 2.0
 """A first process that has not ended by then was stopped: ending takes a millisecond, and the rest is the kernel's."""
 _NOBODY = 65534
-_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
-_COMPILE = "import marshal,sys,importlib.util as u;c=compile(sys.stdin.read(),'supervisor','exec',optimize=1);" + (
-    "sys.stdout.buffer.write(u.MAGIC_NUMBER+bytes(12)+marshal.dumps(c))"
-)
 _KERNEL_OF_PIDS = (5, 14)
 """Since this kernel the limit of processes counts those of a user namespace alone."""
 _NO_GROUPS = (
@@ -212,35 +208,11 @@ class LocalProvider:
         except (OSError, subprocess.TimeoutExpired) as e:
             raise SandboxUnavailableError(f"the local provider needs bubblewrap, and {bwrap} cannot be run: {e}") from e
         self._options = ["--disable-userns"] if "--disable-userns" in told else []
-        self._python, self._program = _compiled()
+        self._python, self._program = compiled()
         self._groups = cgroups.find()
 
     def _uid(self) -> int:
         return _NOBODY if os.geteuid() == 0 else os.geteuid()
-
-
-def _compiled() -> tuple[str, bytes]:
-    """A Python of this machine that can be seen in a sandbox, and the supervisor compiled for it."""
-    tried = []
-    for python in _PYTHONS:
-        try:
-            done = subprocess.run(
-                [python, "-I", "-S", "-c", _COMPILE],
-                input=source().encode(),
-                capture_output=True,
-                timeout=_READY_SECONDS,
-                env={"LANG": "C.UTF-8"},
-            )
-        except (OSError, subprocess.TimeoutExpired) as e:
-            tried.append(f"{python}: {e}")
-            continue
-        if done.returncode == 0:
-            return python, done.stdout
-        tried.append(f"{python}: {done.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]}")
-    raise SandboxUnavailableError(
-        f"the local provider needs a Python of the system's, 3.9 or newer, under /usr ({'; '.join(tried)}): "
-        "apt-get install python3"
-    )
 
 
 async def _enter(group: cgroups.Group, limits: SandboxLimits, info: int) -> None:

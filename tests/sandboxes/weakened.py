@@ -64,7 +64,7 @@ class Weakened(LocalProvider):
         if self._without in _SOURCE:
             text, (was, becomes) = bundle.source(), _SOURCE[self._without]
             assert was in text
-            with patch.object(local, "source", lambda: text.replace(was, becomes)):
+            with patch.object(bundle, "source", lambda: text.replace(was, becomes)):
                 yield
         elif self._without in _PATCHES:
             with patch.object(*_PATCHES[self._without]):
