@@ -26,7 +26,7 @@ class JsonlWriter:
         try:
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
             _cut_torn_line(path)
-            _sync_folder(path.parent)
+            bring_to_disk(path.parent)
         except OSError as e:
             raise RunDirectoryError(f"cannot write {path}: {e.strerror}") from e
         self._encoder = msgspec.json.Encoder()
@@ -75,8 +75,9 @@ def read_jsonl(path: Path, type: type[T]) -> Iterator[T]:
                 raise RunDirectoryError(f"{path}, line {number} cannot be read: {e}") from e
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def bring_to_disk(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk. Raises `OSError` where it cannot be."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from moonmill.errors import RunDirectoryError
+from moonmill.jsonl import bring_to_disk
 
 _NAME = re.compile(r"step-\d+")
 _UNFINISHED = ".unfinished-"
@@ -69,7 +70,7 @@ def write(run_dir: Path, step: int, keep: int, fill: Callable[[Path], None], bac
             except BaseException:  # a full disk gets its room back, so that the logs can still say so
                 shutil.rmtree(unfinished, ignore_errors=True)
                 raise
-            _flush_path(folder)
+            bring_to_disk(folder)
         for old in _superfluous(_complete(folder), keep, back_to):
             _remove(old)
     except OSError as e:
@@ -153,8 +154,8 @@ def flush(folder: Path) -> None:
     """Bring a folder and everything in it to the disk."""
     for parent, _, files in os.walk(folder):
         for name in files:
-            _flush_path(Path(parent, name))
-        _flush_path(Path(parent))
+            bring_to_disk(Path(parent, name))
+        bring_to_disk(Path(parent))
 
 
 def _complete(folder: Path) -> list[Path]:
@@ -210,11 +211,3 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def _flush_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
