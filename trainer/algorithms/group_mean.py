@@ -10,8 +10,9 @@ fail do not count for more than others. Every action token of rollout `i` gets Ã
 What always holds: a group's advantages sum to 0; a group without variance, or of one rollout, gives exactly 0.
 """
 
-import torch
 from torch import Tensor
+
+from moonmill.trainer.algorithms.grouping import by_group
 
 
 def group_mean(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -21,10 +22,4 @@ def group_mean(rewards: Tensor, groups: Tensor) -> Tensor:
         rewards: `[rollouts]`.
         groups: `[rollouts]`, the same number for those of one group; groups may differ in size.
     """
-    advantages = torch.zeros_like(rewards)
-    for group in set(groups.tolist()):
-        members = groups == group
-        own = rewards[members]
-        if own.min() != own.max():  # The mean of equal numbers may be a rounding away from them.
-            advantages[members] = own - own.mean()
-    return advantages
+    return by_group(rewards, groups, lambda own: own - own.mean())

@@ -10,8 +10,9 @@ over the rollouts of one group, with the sample's standard deviation (n − 1). 
 What always holds: a group's advantages sum to 0; a group without variance, or of one rollout, gives exactly 0.
 """
 
-import torch
 from torch import Tensor
+
+from moonmill.trainer.algorithms.grouping import by_group
 
 
 def group_zscore(rewards: Tensor, groups: Tensor, *, epsilon: float) -> Tensor:
@@ -22,10 +23,4 @@ def group_zscore(rewards: Tensor, groups: Tensor, *, epsilon: float) -> Tensor:
         groups: `[rollouts]`, the same number for those of one group; groups may differ in size.
         epsilon: keeps groups with next to no variance from being blown up.
     """
-    advantages = torch.zeros_like(rewards)
-    for group in set(groups.tolist()):
-        members = groups == group
-        own = rewards[members]
-        if len(own) > 1 and own.min() != own.max():
-            advantages[members] = (own - own.mean()) / (own.std() + epsilon)
-    return advantages
+    return by_group(rewards, groups, lambda own: (own - own.mean()) / (own.std() + epsilon))
