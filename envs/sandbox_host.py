@@ -20,7 +20,7 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from moonmill.blame import own_error, place_of, text_of
+from moonmill.blame import own_error, said_of
 from moonmill.config import SandboxConfig
 from moonmill.envs.elsewhere import CallOff, Deliver
 from moonmill.envs.loop import Answer
@@ -141,8 +141,8 @@ class SandboxHost:
 
     def ours(self, error: BaseException) -> MoonmillError:
         """What a provider raises that is none of ours is its failure to provide."""
-        said = f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
-        return own_error(error) or SandboxUnavailableError(f"the provider {self.config.provider} raised {said}")
+        told = SandboxUnavailableError(f"the provider {self.config.provider} raised {said_of(error)}")
+        return own_error(error) or told
 
     def _soon(self, call: Callable[..., None], *args: Any) -> None:
         with suppress(RuntimeError):  # The loop has ended, and has answered everything.

@@ -2,7 +2,7 @@
 
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -86,15 +86,25 @@ def is_interruption(error: BaseException) -> bool:
 @contextmanager
 def blaming(env: str, where: str) -> Iterator[None]:
     """What is raised inside comes out as `EnvCodeError`, with its place. Errors of ours pass through."""
+    with told_as(lambda said: EnvCodeError(f"{env}: {where} raised {said}")):
+        yield
+
+
+@contextmanager
+def told_as(ours_of: Callable[[str], MoonmillError]) -> Iterator[None]:
+    """What is raised inside comes out as an error of ours, made of what `said_of` says. Ours pass through."""
     try:
         yield
     except BaseException as e:
         ours = own_error(e)
         if ours is e or is_interruption(e):
             raise
-        if ours is not None:
-            raise ours from e
-        raise EnvCodeError(f"{env}: {where} raised {type(e).__name__}: {text_of(e)} ({place_of(e)})") from e
+        raise ours or ours_of(said_of(e)) from e
+
+
+def said_of(error: BaseException) -> str:
+    """Class, text and place of an error that is none of ours."""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ") + f" ({place_of(error)})"
 
 
 def _is_ours(frame: FrameType) -> bool:

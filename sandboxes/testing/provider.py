@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
-from moonmill.blame import is_interruption, own_error, place_of, text_of
+from moonmill.blame import told_as
 from moonmill.sandboxes.errors import SandboxUnavailableError
 from moonmill.sandboxes.sandbox import Sandbox, SandboxProvider
 from moonmill.sandboxes.types import SandboxSpec
@@ -64,14 +64,8 @@ def fault(provider: SandboxProvider, what: str) -> SandboxUnavailableError:
 @contextmanager
 def _blamed(provider: SandboxProvider) -> Iterator[None]:
     """What is raised inside, and is none of ours, comes out with its name and place."""
-    try:
+    with told_as(lambda said: SandboxUnavailableError(f"the provider {name_of(provider)} raised {said}")):
         yield
-    except BaseException as e:
-        ours = own_error(e)
-        if ours is e or is_interruption(e):
-            raise
-        said = f"{type(e).__name__}: {text_of(e)}".removesuffix(": ")
-        raise ours or SandboxUnavailableError(f"the provider {name_of(provider)} raised {said} ({place_of(e)})") from e
 
 
 def _expect(provider: SandboxProvider, method: str, said: Any, wanted: str, is_fine: Callable[[Any], bool]) -> Any:
