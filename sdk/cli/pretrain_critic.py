@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
+from moonmill.cli.carrying_out import carry_out
 from moonmill.cli.options import json_option, set_option
 from moonmill.cli.results import Command, results
-from moonmill.signals import ignore
 
 
 @click.command("pretrain-critic", cls=Command)
@@ -23,9 +23,6 @@ def pretrain_critic(config: Path, overrides: tuple[str, ...], out: Path | None, 
     rising (pretrain), or after warmup_steps. The run is kept in RUN_DIR-critic, beside the config's run_dir.
     algorithm.critic.path takes the folder it writes.
     """
-    from moonmill.cli.output import console, print_json
-    from moonmill.cli.progress import reporting
-    from moonmill.cli.tables import print_summary
     from moonmill.config_io import load_config
     from moonmill.rundir import RunDirectory
     from moonmill.trainer.critic_folder import require_free
@@ -40,20 +37,6 @@ def pretrain_critic(config: Path, overrides: tuple[str, ...], out: Path | None, 
     arguments = [str(config), *(part for override in overrides for part in ("--set", override))]
     arguments += ["--out", str(out)] if out else []
     stopped = f"stopped; resume with: moonmill pretrain-critic {shlex.join(arguments)} --resume"
-    context = click.get_current_context()
-    with reporting() as reporter:
-        try:
-            summary = pretrain(settings, folder, resume=resume, reporter=reporter)
-        except KeyboardInterrupt:
-            ignore()
-            click.echo(stopped, err=True)
-            context.exit(1)
-    if as_json:
-        print_json(summary)
-    else:
-        print_summary(console(), summary)
-    if summary.status == "stopped":
-        click.echo(stopped, err=True)
-        context.exit(1)
+    carry_out(lambda reporter: pretrain(settings, folder, resume=resume, reporter=reporter), stopped, as_json)
     if not as_json:
         click.echo(f"wrote {folder}: begin with it by algorithm.critic.path", file=results())

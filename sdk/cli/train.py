@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
+from moonmill.cli.carrying_out import carry_out
 from moonmill.cli.options import json_option, set_option
 from moonmill.cli.results import Command
-from moonmill.signals import ignore
 
 
 @click.command(cls=Command)
@@ -20,9 +20,6 @@ def train(config: Path, overrides: tuple[str, ...], resume: bool, as_json: bool)
 
     Ctrl-C stops after the current step, with a checkpoint; a second one stops at once. Either can be resumed.
     """
-    from moonmill.cli.output import console, print_json
-    from moonmill.cli.progress import reporting
-    from moonmill.cli.tables import print_summary
     from moonmill.config_io import load_config
     from moonmill.rundir import RunDirectory
     from moonmill.trainer.validate import AT_ONCE, require_valid
@@ -34,18 +31,4 @@ def train(config: Path, overrides: tuple[str, ...], resume: bool, as_json: bool)
 
     arguments = [str(config), *(part for override in overrides for part in ("--set", override))]
     stopped = f"stopped; resume with: moonmill train {shlex.join(arguments)} --resume"
-    context = click.get_current_context()
-    with reporting() as reporter:
-        try:
-            summary = run(settings, resume=resume, reporter=reporter)
-        except KeyboardInterrupt:
-            ignore()
-            click.echo(stopped, err=True)
-            context.exit(1)
-    if as_json:
-        print_json(summary)
-    else:
-        print_summary(console(), summary)
-    if summary.status == "stopped":
-        click.echo(stopped, err=True)
-        context.exit(1)
+    carry_out(lambda reporter: run(settings, resume=resume, reporter=reporter), stopped, as_json)
