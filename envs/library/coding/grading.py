@@ -171,7 +171,7 @@ class Grader:
             except SandboxUnavailableError as e:
                 raise _LostError from e
             except ExecError as e:
-                raise ConfigError(f"{e}. To grade, the sandbox needs a python3 of 3.8 or newer") from e
+                raise ConfigError(f"{e}. To grade, the sandbox needs a python3 of 3.9 or newer") from e
             except ExecTimeoutError as e:
                 stdout, stderr, end = e.stdout_bytes, e.stderr, f"took longer than {e.timeout:g} s"
             else:
