@@ -550,6 +550,6 @@ def test_a_sandbox_without_python_is_refused(open_sandbox: OpenSandbox) -> None:
             self.opened.__exit__(*error)
 
     with pytest.raises(
-        ConfigError, match=r"python3-is-not-here.*To grade, the sandbox needs a python3 of 3\.8 or newer"
+        ConfigError, match=r"python3-is-not-here.*To grade, the sandbox needs a python3 of 3\.9 or newer"
     ):
         Grader(Bare, (), ()).grade(DOUBLE, DOUBLE.solution)
