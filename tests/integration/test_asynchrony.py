@@ -66,7 +66,10 @@ def sets(*words: str) -> Iterator[str]:
 def test_versions_change_under_many_episodes_with_tools_on_two_engines(
     moonmill: Cli, config: Path, tmp_path: Path, on_new_version: str
 ) -> None:
-    """With 72 episodes in flight, paced by a bound that admits no more than 80 ahead of the learner."""
+    """With 72 episodes in flight, paced by a bound that admits no more than 104 ahead of the learner.
+
+    With 80 ahead an episode that takes a tenth longer than the mean is too old, and one in twenty is dropped.
+    """
     (tmp_path / "talker.py").write_text(TALKER)
     run = tmp_path / "run"
     result = moonmill(
@@ -74,7 +77,7 @@ def test_versions_change_under_many_episodes_with_tools_on_two_engines(
         config,
         *sets(
             f"env.id={tmp_path / 'talker.py'}:Talker",
-            f"async={{max_staleness: 9, max_concurrent: 72, on_new_version: {on_new_version}}}",
+            f"async={{max_staleness: 12, max_concurrent: 72, on_new_version: {on_new_version}}}",
             "engine={replicas: 2, max_batch: 64}",
             "sampling={max_tokens: 60, temperature: 1.3}",
             "train.steps=24",
@@ -87,7 +90,7 @@ def test_versions_change_under_many_episodes_with_tools_on_two_engines(
     rollouts = list(read_jsonl(run / "rollouts.jsonl", Rollout))
     assert most_at_once(rollouts) >= 64
     records = steps(run)
-    assert max(s for r in records for s in r.staleness) <= 9
+    assert max(s for r in records for s in r.staleness) <= 12
     drops = Counter(d.reason for r in read_jsonl(run / "steps.jsonl", StepRecord) for d in r.dropped)
     assert drops["stale"] <= 0.05 * len(rollouts), "admission is paced so that drops are rare"
     assert not any(reason.startswith("failed") for reason in drops)

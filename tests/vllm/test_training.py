@@ -20,7 +20,6 @@ from moonmill.types import Rollout
 from tests.integration.conftest import (
     POLICY,
     assert_accounted_for,
-    assert_load_is_spread,
     events,
     start,
     steps,
@@ -70,7 +69,8 @@ def test_a_run_on_two_goes_on_with_one_when_the_other_is_killed(config: Path, tm
     run = tmp_path / "run"
     with start(config, tmp_path, "--set", "engine.replicas=2") as trainer:
         wait_for_steps(run, 4, trainer, DEADLINE)
-        assert_load_is_spread(run)
+        served = [requests_served(str(event.data["url"])) for event in events(run, "engine_started")]
+        assert min(served) > 0.3 * sum(served), served
         os.kill(min(processes_below(events(run, "engine_started")[1].data["pid"])), signal.SIGKILL)
         wait_until(lambda: bool(events(run, "engine_died")), "the death to be seen", trainer, DEADLINE)
         wait_for_steps(run, len(steps(run)) + 2, trainer, DEADLINE)
@@ -88,6 +88,12 @@ def test_the_same_config_runs_on_the_embedded_engine(config: Path, tmp_path: Pat
     assert trainer.returncode == 0, told
     assert_accounted_for(run)
     assert_learned_from_what_was_sampled(run)
+
+
+def requests_served(url: str) -> float:
+    """As vLLM itself counts them; conversations go to the engines by turns, and stay there."""
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total{"))
 
 
 def assert_learned_from_what_was_sampled(run: Path) -> None:
