@@ -8,12 +8,12 @@ from moonmill.ranges import Count, Fraction, NonNegativeFloat, PositiveFloat, Po
 
 
 class GaeConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="gae", tag_field="type"):
-    """Skip-observation GAE, with a critic (SAO, arXiv 2607.07508)."""
+    """Generalised advantage estimation, with a critic (arXiv 1506.02438; skip-observation: SAO, arXiv 2607.07508)."""
 
     gamma: Fraction = 1.0
-    """γ: how much a reward counts one action token earlier."""
+    """γ: how much a reward counts one step earlier."""
     lam: Fraction | Literal["adaptive"] = "adaptive"
-    """λ of the policy's advantages; `adaptive` is 1 − 1/(α·l), l the rollout's number of action tokens."""
+    """λ of the policy's advantages; `adaptive` is 1 − 1/(α·l), l the rollout's number of steps."""
     alpha: PositiveFloat = 1.5
     """α of the adaptive λ."""
     critic_lam: Fraction = 1.0
@@ -22,6 +22,9 @@ class GaeConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="gae", tag_
     """Scale the advantages of a batch to zero mean and unit variance over its action tokens."""
     bootstrap_truncated: bool = False
     """Continue a truncated episode's return with the critic's value instead of ending it at its reward."""
+    skip_observations: bool = True
+    """A step is an action token, and observations take none. `false`: every token from the first action on is a step,
+    observations too, as in GAE for one turn; the critic then learns a value before each of them. To compare with."""
 
 
 class GroupZscoreConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="group_zscore", tag_field="type"):

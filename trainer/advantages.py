@@ -27,19 +27,19 @@ def gae_advantages(config: GaeConfig, batch: MicroBatch, values: Tensor, ends: T
     Args:
         config: γ, λ and what to do with truncated episodes.
         batch: the micro-batch.
-        values: `[action tokens]`, the value before each.
+        values: `[valued tokens]`, the value before each.
         ends: `[rollouts]`, the value after each rollout's last token.
     """
     if config.lam == "adaptive":
-        lam = adaptive_lambda(batch.action_lengths, config.alpha)
+        lam = adaptive_lambda(batch.valued_lengths, config.alpha)
     else:
-        lam = torch.full((len(batch.action_lengths),), float(config.lam))
-    return _gae(config, batch, values, ends, lam)
+        lam = torch.full((len(batch.valued_lengths),), float(config.lam))
+    return _gae(config, batch, values, ends, lam)[batch.acting]
 
 
 def critic_targets(config: GaeConfig, batch: MicroBatch, values: Tensor, ends: Tensor) -> Tensor:
-    """The λ-returns `[action tokens]` the critic is to learn. Arguments as of `gae_advantages`."""
-    lam = torch.full((len(batch.action_lengths),), config.critic_lam)
+    """The λ-returns `[valued tokens]` the critic is to learn. Arguments as of `gae_advantages`."""
+    lam = torch.full((len(batch.valued_lengths),), config.critic_lam)
     return _gae(config, batch, values, ends, lam) + values
 
 
@@ -108,10 +108,11 @@ def normalized(advantages: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _gae(config: GaeConfig, batch: MicroBatch, values: Tensor, ends: Tensor, lam: Tensor) -> Tensor:
+    """Advantages `[valued tokens]`. Observations that are valued have no reward of their own."""
     return skip_observation_gae(
         values,
-        batch.rewards,
-        batch.action_lengths,
+        torch.zeros_like(values).index_copy_(0, batch.acting, batch.rewards.to(values)),
+        batch.valued_lengths,
         gamma=config.gamma,
         lam=lam.to(values.device),
         bootstrap=ends * batch.truncated if config.bootstrap_truncated else None,

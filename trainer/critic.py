@@ -43,16 +43,16 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, packed: Packed) -> tuple[Tensor, Tensor]:
-        """Values before each action token `[action tokens]` and after each rollout's last token `[rollouts]`.
+        """Values before each valued token `[valued tokens]` and after each rollout's last token `[rollouts]`.
 
         Called, and what comes of it propagated back, while `at_work`.
         """
         batch = packed.batch
         hidden: Tensor = self.body()(**packed.inputs).last_hidden_state[0]
-        at = torch.cat([batch.before, batch.ends])
+        at = torch.cat([batch.valued - 1, batch.ends])
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = self.head(hidden[at].float()).squeeze(-1)
-        return values[: len(batch.actions)], values[len(batch.actions) :]
+        return values[: len(batch.valued)], values[len(batch.valued) :]
 
     @abstractmethod
     def body(self) -> nn.Module:

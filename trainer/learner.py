@@ -107,9 +107,15 @@ class Learner:
         """
         self._refuse_torn()
         self._seconds = {}
+        advantage = self._algorithm.advantage
         with self._timed("pack"):
             implementation = implementation_of(self.policy)
-            micro_batches = pack(rollouts, self._config.learner.micro_batch_tokens, self._algorithm.minibatches)
+            micro_batches = pack(
+                rollouts,
+                self._config.learner.micro_batch_tokens,
+                self._algorithm.minibatches,
+                skip_observations=not isinstance(advantage, GaeConfig) or advantage.skip_observations,
+            )
             batch = [Packed(m, implementation, self._device) for m in micro_batches]
         self._torn = True
         metrics = {

@@ -22,7 +22,7 @@ from moonmill.types import Action, Rollout, Status
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some rollouts of a batch as one row of tokens. `T` tokens, `A` action tokens, `R` rollouts."""
+    """Some rollouts of a batch as one row of tokens. `T` tokens, `A` action tokens, `V` valued, `R` rollouts."""
 
     rollouts: tuple[int, ...]
     """`[R]`, their places in the batch."""
@@ -42,6 +42,11 @@ class MicroBatch:
     """`[A]`, each reward at the last token of its action."""
     action_lengths: tuple[int, ...]
     """`[R]`, action tokens of each rollout."""
+    valued: Tensor
+    """`[V]`, where the tokens stand before which the critic has a value, the steps of GAE: `actions`, or every token
+    from a rollout's first action on."""
+    valued_lengths: tuple[int, ...]
+    """`[R]`, such tokens of each rollout."""
     turn_lengths: tuple[tuple[int, ...], ...]
     """`[R][turns]`, tokens of each action."""
     truncated: Tensor
@@ -53,6 +58,11 @@ class MicroBatch:
     def before(self) -> Tensor:
         """`[A]`, where the context of each action token ends."""
         return self.actions - 1
+
+    @property
+    def acting(self) -> Tensor:
+        """`[A]`, which of those valued are action tokens."""
+        return torch.searchsorted(self.valued, self.actions)
 
     @property
     def ends(self) -> Tensor:
@@ -72,13 +82,16 @@ class MicroBatch:
         return replace(self, **moved)
 
 
-def pack(rollouts: Sequence[Rollout], budget: int, parts: int = 1) -> tuple[MicroBatch, ...]:
+def pack(
+    rollouts: Sequence[Rollout], budget: int, parts: int = 1, *, skip_observations: bool = True
+) -> tuple[MicroBatch, ...]:
     """Micro-batches of at most `budget` tokens; a longer rollout gets one of its own.
 
     Args:
         rollouts: scored, each with at least one action token.
         budget: tokens in one forward pass.
         parts: so many parts of about equally many rollouts, in their order.
+        skip_observations: only action tokens are valued.
 
     Raises:
         RunError: a rollout that cannot be trained on.
@@ -96,26 +109,32 @@ def pack(rollouts: Sequence[Rollout], budget: int, parts: int = 1) -> tuple[Micr
             filled = 0
         bins[-1].append(index)
         filled += size
-    return tuple(_micro_batch(rollouts, indices, part[indices[0]]) for indices in bins)
+    return tuple(_micro_batch(rollouts, indices, part[indices[0]], skip_observations) for indices in bins)
 
 
-def _micro_batch(rollouts: Sequence[Rollout], indices: Sequence[int], part: int) -> MicroBatch:
+def _micro_batch(rollouts: Sequence[Rollout], indices: Sequence[int], part: int, skip_observations: bool) -> MicroBatch:
     tokens: list[int] = []
     positions: list[int] = []
     bounds = [0]
     actions: list[int] = []
+    valued: list[int] = []
+    valued_lengths: list[int] = []
     behaviour: list[float] = []
     versions: list[int] = []
     rewards: list[float] = []
     turns: list[tuple[int, ...]] = []
     for index in indices:
         rollout = rollouts[index]
+        acted = len(actions)
         for segment in rollout.segments:
             if isinstance(segment, Action):
                 actions += range(len(tokens), len(tokens) + len(segment.tokens))
                 behaviour += segment.logprobs
                 versions += segment.versions
             tokens += segment.tokens
+        steps = actions[acted:] if skip_observations else range(actions[acted], len(tokens))
+        valued += steps
+        valued_lengths.append(len(steps))
         positions += range(len(tokens) - bounds[-1])
         bounds.append(len(tokens))
         turns.append(tuple(len(a.tokens) for a in rollout.actions))
@@ -130,6 +149,8 @@ def _micro_batch(rollouts: Sequence[Rollout], indices: Sequence[int], part: int)
         versions=torch.tensor(versions),
         rewards=torch.tensor(rewards),
         action_lengths=tuple(map(sum, turns)),
+        valued=torch.tensor(valued),
+        valued_lengths=tuple(valued_lengths),
         turn_lengths=tuple(turns),
         truncated=torch.tensor([float(rollouts[i].status is Status.TRUNCATED) for i in indices]),
         part=part,

@@ -19,7 +19,7 @@ from moonmill.trainer.value_health import bias_by_turn, calibration_error, turns
 from moonmill.trainer.warm_up import WarmUp
 
 Values = tuple[Tensor, Tensor]
-"""Of a micro-batch: before each action token `[action tokens]`, and after each rollout's last token `[rollouts]`."""
+"""Of a micro-batch: before each valued token `[valued tokens]`, and after each rollout's last token `[rollouts]`."""
 _SMOOTHED = 20
 """Steps: the explained variance of one batch is noisy."""
 
@@ -52,9 +52,9 @@ class ValueUpdate:
             batch: the micro-batches.
             advantage: says what the targets are.
             version: the policy's, before the step.
-            metrics: has `action_tokens`; what is measured is added.
+            metrics: what is measured is added.
         """
-        count = metrics["action_tokens"]
+        count = sum(len(packed.batch.valued) for packed in batch)
         before: list[Values] = []
         targets: list[Tensor] = []
         with self.critic.at_work():
@@ -76,7 +76,9 @@ class ValueUpdate:
         if self.config.value_clip is not None:
             metrics["value_clipped_share"] = clipped / count
         turns = torch.cat([turns_of(p.batch.turn_lengths, p.batch.tokens.device) for p in batch])
-        self._measure(torch.cat([v for v, _ in before]), torch.cat(targets), turns, metrics)
+        acting = [p.batch.acting for p in batch]
+        told = torch.cat([v[at] for (v, _), at in zip(before, acting, strict=True)])
+        self._measure(told, torch.cat([t[at] for t, at in zip(targets, acting, strict=True)]), turns, metrics)
         return before
 
     def values(self, batch: Sequence[Packed]) -> list[Values]:
@@ -117,13 +119,13 @@ class ValueUpdate:
 
 
 def value_losses(values: Tensor, before: Tensor, targets: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """Half the squared error of each value, `[action tokens]`, and where the clipped one counts, `[action tokens]`.
+    """Half the squared error of each value, `[valued tokens]`, and where the clipped one counts, `[valued tokens]`.
 
     With `clip` as PPO's reference code has it (arXiv 1707.06347; arXiv 2005.12729, section 3):
     ½·max((V − R)², (V_before + clamp(V − V_before, −clip, clip) − R)²).
 
     Args:
-        values: V, `[action tokens]`.
+        values: V, `[valued tokens]`.
         before: V_before, those from before the step's updates.
         targets: R.
         clip: how far a value is to move from `before`; None clips nothing.
