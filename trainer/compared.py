@@ -16,6 +16,8 @@ from moonmill.trainer.summary import CAUSES, read_events
 
 _LAST = 0.1
 """Share of the steps that tell where a run has arrived."""
+_COLLAPSED = 0.5
+"""A run has collapsed that has lost more than this share of its best stretch, one as long as its end."""
 _T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -42,7 +44,7 @@ class RunFigures(Struct, frozen=True):
     status: str
     """As in `moonmill inspect`; `missing` where nothing of it is there."""
     figures: dict[str, float] = {}
-    """Those of `FIGURES`, as far as they were measured."""
+    """By name, as far as they were measured."""
     waits: dict[str, float] = {}
     """Seconds waited, by cause."""
     curve: Curve = Curve((), (), (), ())
@@ -112,10 +114,17 @@ def _at(temperature: float) -> str:
 def _measured(steps: Sequence[StepRecord]) -> dict[str, float]:
     wall = sum(s.spans.wall for s in steps)
     rollouts = sum(len(s.consumed) for s in steps)
-    last = steps[-max(1, round(_LAST * len(steps))) :]
+    stretch = max(1, round(_LAST * len(steps)))
+    last = steps[-stretch:]
+    best = max(_reward(steps[end - stretch : end]) for end in range(stretch, len(steps) + 1))
+    explained = [v for s in last if (v := s.metrics.get("explained_variance_smoothed")) is not None]
+    masked = [v for s in steps if (v := s.metrics.get("masked_share")) is not None]
     return {
         "reward at the end": _reward(last),
         "area under the reward": _reward(steps),
+        "collapsed": float(best - _reward(last) > _COLLAPSED * abs(best)),
+        **({"explained variance": fmean(explained)} if explained else {}),
+        **({"masked": fmean(masked)} if masked else {}),
         "policy updates": float(steps[-1].version),
         "wall clock": wall,
         "rollouts/s": rollouts / max(wall, 1e-9),

@@ -42,7 +42,9 @@ def _names(figures: Iterable[Mapping[str, Figure]]) -> list[str]:
 def _figure(name: str, figure: Figure | None) -> str:
     if figure is None:
         return NONE
-    if "success" in name:
+    if name == "collapsed":
+        return f"{sum(figure.values):.0f} of {len(figure.values)}"
+    if "success" in name or name == "masked":
         return _with_margin(share(figure.mean), None if figure.margin is None else f"{100 * figure.margin:.1f}")
     if name == "wall clock":
         return _with_margin(seconds(figure.mean), None if figure.margin is None else seconds(figure.margin))

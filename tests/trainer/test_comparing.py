@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,11 @@ import pytest
 from moonmill.config import Config
 from moonmill.config_io import make_config
 from moonmill.errors import ConfigError
-from moonmill.trainer.compared import RunFigures, arm_of, figure
+from moonmill.jsonl import JsonlWriter
+from moonmill.rundir import RunDirectory
+from moonmill.trainer.compared import RunFigures, arm_of, figure, figures_of
 from moonmill.trainer.comparing import Arm, arms_of, plan, rollouts_of
+from moonmill.trainer.records import StepRecord
 
 GRPO = "grpo:algorithm={preset: grpo}"
 
@@ -113,6 +117,27 @@ def test_the_interval_is_students() -> None:
     assert figure([1.0, 2.0, 3.0]).margin == pytest.approx(4.303 / math.sqrt(3))
     assert figure([2.0]).margin is None
     assert figure([0.0, 2.0] * 50).margin == pytest.approx(1.96 * 1.00504 / 10, rel=1e-3)
+
+
+def test_what_a_run_came_to(tmp_path: Path) -> None:
+    def figures(rewards: Sequence[float]) -> dict[str, float]:
+        run = RunDirectory.create(tmp_path / str(len(list(tmp_path.iterdir()))), load(()))
+        with closing(JsonlWriter(run.steps)) as log:
+            for number, reward in enumerate(rewards, start=1):
+                metrics = {"explained_variance_smoothed": number / 100, "masked_share": number / 1000}
+                log.append(StepRecord(number, number, ("a", "b"), reward=reward, metrics=metrics))
+        return figures_of("arm", 0, run.path).figures
+
+    risen = figures([0.1 + 0.04 * n for n in range(20)])
+    assert risen["reward at the end"] == pytest.approx(0.84)
+    assert risen["area under the reward"] == pytest.approx(0.48)
+    assert risen["explained variance"] == pytest.approx(0.195)
+    assert risen["masked"] == pytest.approx(0.0105)
+    assert not risen["collapsed"]
+    assert not figures([0.2] + [0.8] * 10 + [0.41] * 9)["collapsed"]
+    assert figures([0.2] + [0.8] * 10 + [0.39] * 9)["collapsed"]
+    assert not figures([-0.2] * 20)["collapsed"]
+    assert figures([-0.2] * 10 + [-0.31] * 10)["collapsed"]
 
 
 def test_an_arms_figures_are_those_of_its_finished_runs() -> None:
