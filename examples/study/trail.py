@@ -4,8 +4,9 @@ A task is a first page and a number of steps, `47/5`. The tool shows a page, wit
 
     4 w71 n82 m15 v39 u60
 
-The next page is `n` where `w` is even, else `m`. With no steps left, the answer is the page's `v`. So an episode is
-long, most of its tokens are observations, one wrong step early on spoils it, and nothing tells so but the reward.
+The next page is `n` where `w` is even, else `m`. With no steps left, the answer is the page's `v`. A page off the trail
+has `x` for the steps left; the trail goes on from where it was left. So an episode is long, most of its tokens are
+observations, a wrong step costs turns, of which there are few, and what it costs stands in an observation.
 
 Pages can be slow, by a log-normal time, so that episodes are of very different length. What is wanted can change: from
 task number `flip_at` on it is the page's `u`. What always holds:
@@ -31,6 +32,8 @@ EVAL_SHARE = 8
 """One task in so many belongs to `eval`."""
 SPREAD = 1.4
 """Of the logarithm of a page's seconds: one page in a hundred takes 26 times as long as the median."""
+ASTRAY = "x"
+"""Stands in place of the steps left on a page that is not of the trail, or not its next."""
 SECOND_CHOICE = 0.2
 """Share of tasks in which the expert answers `u`: what a policy has never done it cannot be rewarded for."""
 
@@ -52,7 +55,6 @@ class Trail(MultiTurnEnv):
         self.pool = pool
         self.seconds = seconds
         self.flip_at = flip_at
-        self.left = 0
 
     def tasks(self, split: str) -> Iterator[Task]:
         found: list[Task] = []
@@ -65,7 +67,7 @@ class Trail(MultiTurnEnv):
                 found.append(task)
             wanted = "vu"[self.flip_at is not None and number >= self.flip_at]
             first, steps = _read(str(task.prompt))
-            yield Task(task.prompt, walk(first, steps)[wanted], id=str(task.prompt), level=str(steps))
+            yield Task(task.prompt, content(page_at(first, steps))[wanted], id=str(task.prompt), level=str(steps))
 
     def _fresh(self, split: str) -> Iterator[Task]:
         rng = self.task_rng(split)
@@ -85,13 +87,11 @@ class Trail(MultiTurnEnv):
             raise ToolArgumentsError("error: a page is a number")
         if self.seconds:
             await anyio.sleep(self.seconds * math.exp(self.rng.gauss(0, SPREAD)))
-        self.left = max(0, _read(str(self.task.prompt))[1] - self.shown())
+        first, steps = _read(str(self.task.prompt))
+        found = sum(message.role == "tool" and message.content[0].isdigit() for message in self.messages)
+        on_trail = found <= steps and int(page) == page_at(first, found)
         fields = " ".join(f"{name}{value}" for name, value in content(int(page)).items())
-        return f"{self.left} {fields}"
-
-    def shown(self) -> int:
-        """Pages that have been shown before this turn."""
-        return sum(message.role == "tool" for message in self.messages)
+        return f"{steps - found if on_trail else ASTRAY} {fields}"
 
     @reward
     def correct(self, rollout: Rollout) -> float:
@@ -110,11 +110,11 @@ def content(page: int) -> dict[str, int]:
     return {"w": 10 + w % 90, "n": 100 + n % 900, "m": 100 + m % 900, "v": 10 + v % 90, "u": 10 + u % 90}
 
 
-def walk(page: int, steps: int) -> dict[str, int]:
-    """What stands on the last page of a trail."""
+def page_at(first: int, steps: int) -> int:
+    """The page of a trail after so many steps."""
     for _ in range(steps):
-        page = next_page(content(page))
-    return content(page)
+        first = next_page(content(first))
+    return first
 
 
 def next_page(shown: dict[str, int]) -> int:
