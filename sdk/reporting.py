@@ -132,6 +132,10 @@ class Summary(Struct, frozen=True):
     masked_share_mean: float | None = None
     critic: dict[str, float] = {}
     """Health of the critic at the end: `explained_variance_smoothed`, `value_bias`, `value_calibration_error`."""
+    alarms: dict[str, int] = {}
+    """Alarms at signs of a collapse, by name."""
+    fall_backs: int = 0
+    """How often the run has gone back to a checkpoint after an alarm."""
     probe_difference_max: float | None = None
     """Largest difference between an engine's and the learner's answer to the probe, after a hand-over."""
     generation_seconds: float = 0.0

@@ -65,6 +65,8 @@ def summarize(path: Path) -> Summary:
         staleness=_staleness(staleness),
         masked_share_mean=fmean(masked) if masked else None,
         critic={name: last.metrics[name] for name in _HEALTH if name in last.metrics},
+        alarms=told.alarms,
+        fall_backs=sum(s.rolled_back_to is not None for s in done),
         probe_difference_max=told.probe_difference_max,
         generation_seconds=sum(s.spans.generating for s in done),
         learning_seconds=learning,
@@ -95,9 +97,15 @@ def fates(run: RunDirectory, rollouts: Collection[str]) -> dict[str, str]:
     found = dict.fromkeys(rollouts, "not yet trained on")
     if not found:
         return found
+    step_of: dict[str, int] = {}
     for record in read_jsonl(run.steps, StepRecord):
-        found |= {name: f"trained on in step {record.step}" for name in record.consumed if name in found}
+        for name in found.keys() & {*record.consumed}:
+            found[name], step_of[name] = f"trained on in step {record.step}", record.step or 0
         found |= {drop.rollout: f"dropped: {drop.reason}" for drop in record.dropped if drop.rollout in found}
+        if (back := record.rolled_back_to) is not None:
+            for name in [name for name, step in step_of.items() if step > back]:
+                found[name] += f", which was undone in step {record.step}"
+                del step_of[name]
     return found
 
 
@@ -147,11 +155,14 @@ class Told(NamedTuple):
     status: str
     evals: tuple[EvalResult, ...]
     probe_difference_max: float | None
+    alarms: dict[str, int]
+    """How many, by name."""
 
 
 def read_events(run: RunDirectory) -> Told:
-    """How the run stands, and its evaluations; one that was repeated after a crash counts once."""
+    """How the run stands, its evaluations and alarms; one that was repeated after a crash counts once."""
     status, difference = "started", None
+    alarms: set[tuple[str, int]] = set()
     evals: dict[tuple[str, float], EvalResult] = {}
     for event in read_jsonl(run.events, Event):
         if event.kind in _ENDINGS:
@@ -159,11 +170,13 @@ def read_events(run: RunDirectory) -> Told:
         elif event.kind == "eval":
             result = msgspec.convert(event.data["result"], EvalResult)
             evals[result.label, result.temperature] = result
+        elif event.kind == "alarm":
+            alarms.add((event.data["name"], event.data["step"]))
         elif event.kind == "version_published" and "probe_difference" in event.data:
             difference = max(difference or 0.0, event.data["probe_difference"])
     if status == "started":
         status = "running" if run.in_use() else "killed"
-    return Told(status, tuple(evals.values()), difference)
+    return Told(status, tuple(evals.values()), difference, dict(Counter(name for name, _ in alarms)))
 
 
 def _staleness(ordered: list[int]) -> StalenessSummary:

@@ -110,6 +110,8 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
     yield "masked tokens", share(s.masked_share_mean, 2)
     if s.critic:
         yield "critic", _critic(s.critic)
+    if s.alarms or s.fall_backs:
+        yield "alarms", f"{_counts(s.alarms)}; fallen back {s.fall_backs}×"
     if s.probe_difference_max is not None:
         yield "engine and learner", f"log-probabilities at most {s.probe_difference_max:.1e} apart after a hand-over"
     parts = f"generation {seconds(s.generation_seconds)}, learning {seconds(s.learning_seconds)}"

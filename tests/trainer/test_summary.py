@@ -95,6 +95,33 @@ def test_the_fate_of_a_rollout_is_told_in_words(tmp_path: Path) -> None:
     }
 
 
+def test_what_a_fall_back_undid_is_told(tmp_path: Path) -> None:
+    steps = [
+        StepRecord(1, 1, consumed=("0",)),
+        StepRecord(2, 2, consumed=("1",)),
+        StepRecord(3, 3, rolled_back_to=1),
+        StepRecord(4, 4, consumed=("2",)),
+        StepRecord(5, 5, rolled_back_to=4),
+    ]
+    assert summary_of(tmp_path, [], steps).fall_backs == 2
+    assert fates(RunDirectory.open(tmp_path / "run"), {"0", "1", "2"}) == {
+        "0": "trained on in step 1",
+        "1": "trained on in step 2, which was undone in step 3",
+        "2": "trained on in step 4",
+    }
+
+
+def test_alarms_are_counted_and_one_that_was_repeated_after_a_crash_counts_once(tmp_path: Path) -> None:
+    summary_of(tmp_path, [])
+    run = RunDirectory.resume(tmp_path / "run", Config(env=EnvConfig("test-v0"), model=ModelConfig("nowhere")))
+    ledger = Ledger(run)
+    for name, step in (("entropy", 3), ("entropy", 3), ("entropy", 9), ("ess", 3)):
+        ledger.event("alarm", name=name, step=step, text="")
+    ledger.close()
+    run.unlock()
+    assert summarize(run.path).alarms == {"entropy": 2, "ess": 1}
+
+
 def test_the_largest_difference_of_the_probe_is_told(tmp_path: Path) -> None:
     assert summary_of(tmp_path, []).probe_difference_max is None
     run = RunDirectory.resume(tmp_path / "run", Config(env=EnvConfig("test-v0"), model=ModelConfig("nowhere")))
