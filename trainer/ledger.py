@@ -35,7 +35,6 @@ class Recovery(Struct, frozen=True):
     version: int
     pending: tuple[Rollout, ...]
     """Finished, neither consumed nor dropped."""
-    consumed: int
     next_index: int
     """The first admission number never used."""
     holes: tuple[int, ...]
@@ -87,7 +86,7 @@ class Ledger:
         Raises:
             RunDirectoryError: they cannot be read, or know no step where checkpoints of later steps stand.
         """
-        step = version = consumed = alone = 0
+        step = version = alone = 0
         ready = False
         gone: set[str] = set()
         history: deque[StepRecord] = deque(maxlen=_HISTORY)
@@ -95,7 +94,6 @@ class Ledger:
         for record in read_jsonl(self.run.steps, StepRecord):
             gone.update(record.consumed)
             gone.update(d.rollout for d in record.dropped)
-            consumed += len(record.consumed)
             if record.step is not None:
                 step, version = record.step, record.version
                 ready = ready or record.metrics.get("critic_ready") == 1
@@ -120,7 +118,6 @@ class Ledger:
             step=step,
             version=version,
             pending=tuple(pending),
-            consumed=consumed,
             next_index=next_index,
             holes=holes,
             critic_ready=ready,

@@ -44,7 +44,7 @@ def test_finished_rollouts_are_consumed_dropped_or_pending(run: RunDirectory) ->
     first = StepRecord(1, 0, consumed=("00000000", "00000002"), dropped=(Drop("00000001", "stale"),))
     second = StepRecord(2, 1, consumed=("00000003",))
     recovery = written(run, [0, 2, 1, 3, 4], [first, second]).recover()
-    assert (recovery.step, recovery.version, recovery.consumed) == (2, 1, 3)
+    assert (recovery.step, recovery.version) == (2, 1)
     assert [r.index for r in recovery.pending] == [4]
 
 
@@ -126,7 +126,7 @@ def test_steps_that_were_gone_back_behind_are_not_done_again_but_stay_consumed(r
     assert [record.step for record, _ in ledger.steps_after(2)] == [5, 6]
     assert ledger.given_up() == {3, 4}
     recovery = ledger.recover()
-    assert (recovery.step, recovery.version, recovery.consumed) == (6, 6, 5)
+    assert (recovery.step, recovery.version) == (6, 6)
     assert [r.id for r in recovery.pending] == [names[5]]
     assert [r.rolled_back_to for r in recovery.fall_backs] == [2]
     # A second one goes back behind the first: that is given up too.
