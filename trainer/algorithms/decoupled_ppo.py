@@ -13,8 +13,9 @@ batch's updates, and v_rollout the token's:
 
     logπ_prox = logπ_rollout + α·sg(logπ_θ − logπ_rollout),    α = (v − 1 − v_rollout) / (v − v_rollout)
 
-so that tokens of v − 1 and of v itself have α = 0: for them it is PPO. AReaL masks tokens whose π_prox/π_rollout is
-above 5; here that is the correction `icepop` with the band 0 to 5, which takes the place of the plain ratio.
+so that tokens of v − 1 and of v itself have α = 0: for them it is PPO. AReaL's configs mask tokens whose
+π_prox/π_rollout is above 5; here that is the correction `icepop` with the band 0 to 5, which takes the place of the
+plain ratio.
 
 What always holds: the gradient of a token that is not clipped is −(π_θ/π_rollout)·Â·∇logπ_θ, whatever π_prox is.
 """

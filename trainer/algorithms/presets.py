@@ -3,32 +3,38 @@
 Learning rates belong to the model and the optimizer (`learner.lr`); they are told here, and set by the config alone.
 
 - `sao`: SAO (arXiv 2607.07508), its reasoning setting: skip-observation GAE with γ = 1 and λ = 1 − 1/(1.5·l), critic
-  λ = 1; `dis` with 0.3/5.0 (its coding setting is 0.8/3.0); critic lr 5e-6, 2 updates per policy update, 10 value-only
-  warm-up steps, attention frozen; policy lr 1e-6. The normalization is not published: `token`, as AReaL does.
-- `grpo`: GRPO (DeepSeekMath, arXiv 2402.03300): z-scores in a group, the mean over each rollout and then over rollouts,
-  one update from each batch, lr 1e-6. ε is not published there: 0.2, PPO's. Published are groups of 64; here 8, as in
-  the SAO paper's control (16 × 8). Published with KL 0.04, which is left out, as is usual where rewards are verified
-  (DAPO, Dr. GRPO): `kl: {coef: 0.04}` brings it back.
-- `dr_grpo`: Dr. GRPO (arXiv 2503.20783, and the repository sail-sg/understand-r1-zero): no standard deviation, division
-  by a constant, groups of 8, ε 0.2, no KL, one update, lr 1e-6. Its constant is the longest completion (3000); here it
-  is `model.max_length`.
-- `dapo`: DAPO (arXiv 2503.14476, section 4.1): clip 0.2/0.28, mean over all tokens, groups of 16, no KL, lr 1e-6 with
-  a warm-up of 20 rollout steps. It cuts a batch of 512 × 16 rollouts into 16 parts of 512; batches here are no larger
-  than such a part, so that it is one update: with larger ones, `updates: 16, minibatches: 16`. Its dynamic sampling is
-  no part of the objective but of what is admitted: `async: {filters: {zero_std: true}}`. Its penalty for over-long
-  answers belongs to the environment's rewards.
-- `rloo`: RLOO (arXiv 2402.14740): leave-one-out in groups of 4 (published: 2 and 4) with the plain policy gradient, lr
-  1e-6. The rollout is one action there, so the loss is a sum over its tokens: `constant`, of which only the learning
-  rate feels the size. Published with a KL of 0.03 in the reward, which is left out as above.
-- `cispo`: CISPO (MiniMax-M1, arXiv 2506.13585): group z-scores, weights bounded from above alone, mean over all tokens,
-  no KL. Its upper bound and group size are not published: a weight of at most 5 and groups of 16 are those of ScaleRL
-  (arXiv 2510.13786, as TRL's paper index gives them), which found bounds from 4 to 8 to do the same.
-- `gspo`: GSPO (arXiv 2507.18071, section 5.1): a rollout's ratio within 3e-4 below and 4e-4 above 1, each batch cut
-  into 4 parts, the mean over rollouts. Group size, KL and lr are not published: groups of 8 and no KL here.
-- `areal`: AReaL (arXiv 2505.24298): decoupled PPO with the exact proximal policy and ε 0.2, γ = λ = 1 without a critic,
-  16 rollouts of a task, each batch cut into 4 parts, no KL, lr 2e-5; staleness 4 for code, 8 for mathematics. Tokens
-  whose ratio to the rollout policy is above 5 are dropped, the default of its code (`behave_imp_weight_cap`), and group
-  z-scores those of its examples; the paper normalises over the batch.
+  λ = 1; `dis` with 0.3/5.0 (its coding setting is 0.8/3.0); critic lr 5e-6, 2 updates per policy update, 10
+  value-only warm-up steps, attention frozen; policy lr 1e-6. The normalization is not published: `token`, as AReaL
+  does.
+- `grpo`: GRPO (DeepSeekMath, arXiv 2402.03300): z-scores in a group, the mean over each rollout and then over
+  rollouts, one update from each batch, lr 1e-6. ε is not published there: 0.2, PPO's. Published are groups of 64;
+  here 8, as in the SAO paper's control (16 × 8). Published with KL 0.04, which is left out, as is usual where rewards
+  are verified (DAPO, Dr. GRPO): `kl: {coef: 0.04}` brings it back.
+- `dr_grpo`: Dr. GRPO (arXiv 2503.20783, and the repository sail-sg/understand-r1-zero): no standard deviation,
+  division by a constant, groups of 8, ε 0.2 (the default of oat, which it runs on), no KL, one update, lr 1e-6. Its
+  constant is the longest completion (3000); here it is `model.max_length`.
+- `dapo`: DAPO (arXiv 2503.14476, section 4.1): clip 0.2/0.28, mean over all tokens of an update (so its code; its
+  formula: of a group), groups of 16, no KL, lr 1e-6 with a warm-up of 20 rollout steps. It cuts a batch of 512 × 16
+  rollouts into 16 parts of 512; batches here are no larger than such a part, so that it is one update: with larger
+  ones, `updates: 16, minibatches: 16`. Its dynamic sampling is no part of the objective but of what is admitted:
+  `async: {filters: {zero_std: true}}`. Its penalty for over-long answers belongs to the environment's rewards.
+- `rloo`: RLOO (arXiv 2402.14740): leave-one-out in groups of 4 (published: 2 and 4) with the plain policy gradient,
+  lr 1e-6. The rollout is one action there, so the loss is a sum over its tokens: `constant`, of which only the
+  learning rate feels the size. Published with a KL in the reward (0.03 for TL;DR, 0.1 for HH), which is left out as
+  above, and with two updates from each batch; here it is one.
+- `cispo`: CISPO (MiniMax-M1, arXiv 2506.13585): group z-scores, weights bounded from above alone, mean over all
+  tokens, no KL. Its upper bound and group size are not published: a weight of at most 5 and groups of 16 are those of
+  ScaleRL (arXiv 2510.13786, as TRL's paper index gives them), which found bounds of 4, 5 and 8 to do the same (A.17).
+  MiniMax makes 16 updates from each batch, with DAPO's dynamic sampling; here it is one.
+- `gspo`: GSPO (arXiv 2507.18071v2, section 5.1): a rollout's ratio within 3e-4 below and 4e-4 above 1, each batch cut
+  into 4 parts, the mean over rollouts. Group size and lr are not published, and KL is left out of its formulas for
+  brevity: groups of 8 and no KL here. ScaleRL (A.17) found ranges ten times as wide to do as well or better.
+- `areal`: AReaL (arXiv 2505.24298, Table 3): decoupled PPO with the exact proximal policy and ε 0.2, γ = λ = 1
+  without a critic, 16 rollouts of a task, each batch cut into 4 parts, no KL, lr 2e-5; staleness 4 for code, 8 for
+  mathematics. Tokens whose ratio to the rollout policy is above 5 are dropped, as in the configs of its released runs
+  (`behav_imp_weight_cap: 5.0`; those of its code models have one part and staleness 16). Group z-scores are those of
+  its examples, which go on to normalise over the batch and have ε 0.4; its released runs normalise over the batch
+  alone.
 """
 
 from moonmill.algorithm_config import (
