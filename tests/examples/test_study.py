@@ -1,7 +1,9 @@
 """The trail of pages: its tasks, its expert, and the starter policy."""
 
+import runpy
+import shlex
 import sys
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from moonmill.agents.rendering import load_renderer
 from moonmill.config_io import load_config
 from moonmill.envs import Taskset
 from moonmill.registry import make
+from moonmill.trainer.comparing import arms_of, plan
+from moonmill.trainer.validate import AT_ONCE, require_valid
 from moonmill.types import Task
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "study"
@@ -67,6 +71,20 @@ def test_what_is_wanted_changes_at_a_task() -> None:
     assert 10 <= sum(results) <= 30
 
 
+def test_a_page_off_the_trail_says_so_and_the_trail_goes_on_from_where_it_was_left() -> None:
+    task = next(t for t in tasks("train", 20) if t.level == "3")
+    first = int(str(task.prompt).split("/")[0])
+    one = env()
+    one.reset(options={"task": task})
+    trail = [module()["page_at"](first, steps) for steps in range(4)]
+    shown = []
+    for number, page in enumerate([trail[0], trail[2], trail[0], trail[1], trail[2], trail[3], trail[3]]):
+        call = module()["ToolCall"](str(number), "show", {"page": str(page)})
+        one.step(module()["Message"]("assistant", tool_calls=(call,)))
+        shown.append(one.messages[-1].content.split()[0])
+    assert shown == ["3", "x", "x", "2", "1", "0", "x"]
+
+
 @pytest.mark.parametrize("page", ["x", "-1", "1000", "", "²"])
 def test_what_is_no_page_is_told(page: str) -> None:
     one = env()
@@ -86,3 +104,25 @@ def test_the_config_is_for_the_policy_and_its_longest_episode() -> None:
         ids, _ = renderer.transcript(one.messages, one.tool_specs)
         longest = max(longest, len(ids))
     assert 200 < longest <= 255 < config.model.max_length
+
+
+def test_recovery_by_hand() -> None:
+    recovery = runpy.run_path(str(EXAMPLE / "recovery.py"))["recovery"]
+    falls = [0.5] * 20 + [0.0] * 15 + [0.5] * 15
+    # Nine tenths of 0.5 are reached by the stretch of ten steps that has nine of the new ones, 24 after the change.
+    assert recovery(falls, 20) == (0.5, 0.0, 24)
+    assert recovery(falls[:40], 20) == (0.5, 0.0, None)
+    assert recovery([0.5] * 40, 20) == (0.5, 0.5, 10)
+
+
+@pytest.mark.parametrize("script", ["study.sh", "flip.sh"])
+def test_the_arms_of_the_comparisons_make_configs(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (EXAMPLE / script).read_text()
+    words = shlex.split(text[text.index("moonmill compare") :].replace("\\\n", " "))
+    overrides = [value for option, value in pairwise(words) if option == "--set"]
+    arms = arms_of(None, [value for option, value in pairwise(words) if option == "--vary"])
+    jobs = plan(lambda own: load_config(EXAMPLE / words[2], (*overrides, *own)), arms, 1, Path("runs"))
+    assert len(jobs) == len(arms) >= 2
+    monkeypatch.chdir(EXAMPLE)
+    for job in jobs:
+        require_valid(job.config, AT_ONCE)
