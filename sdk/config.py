@@ -142,7 +142,8 @@ class AsyncConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: Literal["async", "sync"] = "async"
     """`sync` does one after the other: a batch is generated with the current weights, all of it is waited for, the
-    learner trains on it, its weights are handed over, and so on; `max_staleness` is then taken for 0."""
+    learner trains on it, its weights are handed over, and so on; `max_staleness` is then taken for 0. Evaluations
+    during training go on beside it, in either mode."""
     max_staleness: Count = 4
     """Most versions between the oldest token of a rollout and the policy that trains on it. 0 is on-policy."""
     max_concurrent: PositiveInt = 64
