@@ -1,6 +1,6 @@
 """Learner: trained tokens/s, packed, beside a plain padded loop over the same rollouts in the same run, and beside TRL.
 
-    python tests/benchmarks/bench_learner.py [--json] [--threads 1] [--repeat 7] [--trl PYTHON [--size 135m]]
+    python tests/benchmarks/bench_learner.py [--json] [--repeat 7] [--trl PYTHON [--size 135m | --run DIR]]
 
 One policy update each, from rollouts to updated weights: forward, `dis` loss, backward, AdamW. The same model (a random
 Llama of 64 hidden × 3 layers) and the same 64 rollouts of 40-120 tokens. The padded loop is what one writes first: one
@@ -12,7 +12,8 @@ step of the learner, with its two value updates.
 races whole learner steps of the preset `grpo` against those of TRL's GRPOTrainer: the same model, rollouts in groups of
 8 and recorded log-probabilities, one update each in turns, from having the rollouts to updated weights, with metrics.
 Trained tokens are the sampled ones on both sides. That both begin with the same gradient is checked. `--size 135m` does
-that alone, with 16 rollouts and a model of SmolLM2-135M's shape.
+that alone, with 16 rollouts and a model of SmolLM2-135M's shape. `--run DIR` races the first 64 rollouts of a run
+in place of made ones, whose lengths are evenly spread: those of a real run are not.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -34,6 +36,7 @@ from transformers.utils import logging
 
 from moonmill.algorithm_config import AlgorithmConfig, CriticConfig, GroupZscoreConfig
 from moonmill.config import Config, EnvConfig, LearnerConfig, ModelConfig
+from moonmill.jsonl import read_jsonl
 from moonmill.trainer.algorithms.dis import dis
 from moonmill.trainer.attention import PACKED
 from moonmill.trainer.learner import Learner, make_deterministic
@@ -72,15 +75,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--trl", metavar="PYTHON", help="a Python that has TRL, to be measured beside it")
+    parser.add_argument("--run", type=Path, metavar="DIR", help="race the rollouts of this run beside TRL")
     parser.add_argument("--size", choices=list(SHAPES), default="small", help="of the model")
     args = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder), args.size)
+        count = ROLLOUTS if args.size == "small" else 16
+        rollouts = recorded_rollouts(args.run, count) if args.run else make_rollouts(count)
+        make_model(Path(folder), args.size, vocabulary_of(rollouts))
         figures = measure(folder, args.threads, args.repeat) if args.size == "small" else {}
         if args.trl:
-            figures |= beside_trl(args.trl, Path(folder), 64 if args.size == "small" else 16, args.threads, args.repeat)
+            figures |= beside_trl(args.trl, Path(folder), rollouts, args.threads, args.repeat)
     if args.json:
         print(json.dumps(figures))
         return
@@ -88,7 +94,8 @@ def main() -> None:
         print_table(figures, args.threads, args.repeat)
     if args.trl:
         ratio = figures["grpo"] / figures["trl"]
-        print(f"a whole GRPO step over {figures['acted']:.0f} sampled tokens, trained tokens/s")
+        lengths = f"{figures['mean']:.0f} tokens long in the mean, {figures['longest']:.0f} at most"
+        print(f"a whole GRPO step over {figures['acted']:.0f} sampled tokens of rollouts {lengths}; trained tokens/s")
         print(f"{'TRL':>8} {figures['trl']:9.0f}")
         print(f"{'ours':>8} {figures['grpo']:9.0f} ({ratio:.2f}×)")
 
@@ -137,17 +144,17 @@ def measure(folder: str, threads: int, repeat: int) -> dict[str, float]:
     }
 
 
-def beside_trl(python: str, folder: Path, count: int, threads: int, repeat: int) -> dict[str, float]:
+def beside_trl(python: str, folder: Path, rollouts: list[Rollout], threads: int, repeat: int) -> dict[str, float]:
     """Trained tokens per second of a GRPO step, ours and TRL's."""
     config = Config(
         env=EnvConfig("benchmark"),
         model=ModelConfig(str(folder)),
         algorithm=AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=8, epsilon=1e-4)),
-        learner=LearnerConfig(batch_rollouts=count, lr=LR, threads=threads, max_grad_norm=1e9),
+        learner=LearnerConfig(batch_rollouts=len(rollouts), lr=LR, threads=threads, max_grad_norm=1e9),
     )
     make_deterministic(config)
     learner = Learner(config)
-    rollouts = as_sampled(learner.policy, make_rollouts(count))
+    rollouts = as_sampled(learner.policy, rollouts)
     (folder / "rollouts.json").write_text(json.dumps({"lr": LR, "rollouts": [told(r) for r in rollouts]}))
     script = Path(__file__).with_name("trl_update.py")
     ours, theirs = list[float](), list[float]()
@@ -167,7 +174,9 @@ def beside_trl(python: str, folder: Path, count: int, threads: int, repeat: int)
             if number == 0:
                 require_same("gradients", metrics["grad_norm"], answer["norm"])
     acted = sum(r.action_tokens for r in rollouts)
-    return {"acted": acted, "grpo": acted / min(ours), "trl": acted / min(theirs)}
+    lengths = [r.tokens for r in rollouts]
+    told_of_them = {"acted": acted, "mean": sum(lengths) / len(lengths), "longest": max(lengths)}
+    return told_of_them | {"grpo": acted / min(ours), "trl": acted / min(theirs)}
 
 
 def as_sampled(policy: PreTrainedModel, rollouts: list[Rollout]) -> list[Rollout]:
@@ -271,11 +280,22 @@ def step_seconds(metrics: dict[str, float]) -> float:
     return sum(seconds for name, seconds in metrics.items() if name.startswith("seconds_"))
 
 
-def make_model(folder: Path, size: str) -> None:
+def make_model(folder: Path, size: str, vocabulary: int) -> None:
     """Write the model that is measured."""
     torch.manual_seed(0)
-    config = LlamaConfig(**SHAPES[size], max_position_embeddings=512, tie_word_embeddings=True)
+    shape = SHAPES[size] | {"vocab_size": max(vocabulary, SHAPES[size]["vocab_size"])}
+    config = LlamaConfig(**shape, max_position_embeddings=512, tie_word_embeddings=True)
     LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def vocabulary_of(rollouts: list[Rollout]) -> int:
+    return 1 + max(token for r in rollouts for s in r.segments for token in s.tokens)
+
+
+def recorded_rollouts(run: Path, count: int) -> list[Rollout]:
+    """The first rollouts of a run that can be trained on, as groups of eight in their order."""
+    scored = (r for r in read_jsonl(run / "rollouts.jsonl", Rollout) if r.reward is not None and r.action_tokens)
+    return [replace(r, group=str(index // 8)) for index, r in enumerate(islice(scored, count))]
 
 
 def make_rollouts(count: int) -> list[Rollout]:
