@@ -116,7 +116,7 @@ def _measured(steps: Sequence[StepRecord]) -> dict[str, float]:
     rollouts = sum(len(s.consumed) for s in steps)
     stretch = max(1, round(_LAST * len(steps)))
     last = steps[-stretch:]
-    best = max(_reward(steps[end - stretch : end]) for end in range(stretch, len(steps) + 1))
+    best = _best(steps, stretch)
     explained = [v for s in last if (v := s.metrics.get("explained_variance_smoothed")) is not None]
     masked = [v for s in steps if (v := s.metrics.get("masked_share")) is not None]
     return {
@@ -137,6 +137,20 @@ def _reward(steps: Sequence[StepRecord]) -> float:
     """Mean over the rollouts of some steps: what the curve over rollouts has beneath it, in the mean."""
     known = [(s.reward, len(s.consumed)) for s in steps if s.reward is not None]
     return sum(reward * count for reward, count in known) / max(1, sum(count for _, count in known))
+
+
+def _best(steps: Sequence[StepRecord], stretch: int) -> float:
+    """The highest mean reward of so many steps in a row."""
+    counts = [0, *accumulate(len(s.consumed) if s.reward is not None else 0 for s in steps)]
+    sums = [0.0, *accumulate((s.reward or 0.0) * len(s.consumed) for s in steps)]
+    return max(
+        (
+            (sums[end] - sums[end - stretch]) / count
+            for end in range(stretch, len(sums))
+            if (count := counts[end] - counts[end - stretch])
+        ),
+        default=0.0,
+    )
 
 
 def _curve(steps: Sequence[StepRecord]) -> Curve:

@@ -88,7 +88,7 @@ class Trail(MultiTurnEnv):
         if self.seconds:
             await anyio.sleep(self.seconds * math.exp(self.rng.gauss(0, SPREAD)))
         first, steps = _read(str(self.task.prompt))
-        found = sum(message.role == "tool" and message.content[0].isdigit() for message in self.messages)
+        found = sum(message.role == "tool" and message.content[:1].isdigit() for message in self.messages)
         on_trail = found <= steps and int(page) == page_at(first, found)
         fields = " ".join(f"{name}{value}" for name, value in content(int(page)).items())
         return f"{steps - found if on_trail else ASTRAY} {fields}"

@@ -9,8 +9,9 @@ rollout's *action tokens*, so that `t + 1` after the last token of an action is 
 `V_t` is the value of the context before token `t`; for the first token of an action that context ends with the
 observation, which therefore counts through V and takes no step of γ or λ of its own.
 
-What always holds: observations are never in the recursion; nothing flows from one rollout to another; with λ = γ = 1,
-Â_t + V_t is the sum of the rewards from `t` on, whatever the values.
+What always holds: nothing flows from one rollout to another; with λ = γ = 1, Â_t + V_t is the sum of the rewards from
+`t` on, whatever the values. The recursion knows the tokens that it is given: action tokens, so that observations are
+never in it, or with `skip_observations: false` those of observations as well, to compare with.
 """
 
 from collections.abc import Sequence
