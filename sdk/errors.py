@@ -20,6 +20,18 @@ class ConfigError(MoonmillError):
     exit_code = 2
 
 
+class MissingExtraError(ConfigError):
+    """A package that is not installed with Moonmill alone.
+
+    Args:
+        what: what needs it.
+        extra: which of Moonmill's extras brings it.
+    """
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what}: a package for it is not installed: pip install 'moonmill[{extra}]'")
+
+
 class RegistryError(ConfigError):
     """An environment id that nothing is registered under, or that cannot be imported."""
 

