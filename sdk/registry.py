@@ -44,6 +44,7 @@ class EnvSpec(Struct, frozen=True):
 _registered: dict[str, EnvSpec] = {
     "calculator-v0": EnvSpec("calculator-v0", "moonmill.envs.library.calculator:Calculator"),
     "python-code-v0": EnvSpec("python-code-v0", "moonmill.envs.library.python_code:PythonCode"),
+    "search-v0": EnvSpec("search-v0", "moonmill.envs.library.search.env:Search"),
 }
 
 ADAPTERS: dict[str, tuple[str, str]] = {}

@@ -13,25 +13,18 @@ answer. What always holds:
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from hashlib import blake2b
 from random import Random
-from typing import Annotated, Any
-
-import msgspec
-from msgspec import Meta
+from typing import Any
 
 from moonmill.envs import MultiTurnEnv, metric, reward, tool
+from moonmill.envs.library.splits import check_split, checked_levels, split_of
 from moonmill.envs.tools import ToolArgumentsError
-from moonmill.errors import ConfigError
 from moonmill.types import Message, Rollout, Status, Task, ToolCall
 
 LARGEST = 99_999
 """No result on the way is larger: results stay as short as what is calculated with."""
 MAX_LEVEL = 4
-EVAL_SHARE = 8
-"""One expression in so many belongs to `eval`."""
 
-_Levels = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_LEVEL)], ...], Meta(min_length=1)]
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _CALL = re.compile(r"(-?\d{1,12})([-+*])(-?\d{1,12})", re.ASCII)
 """One operation; the digits are bounded, so that no call is expensive."""
@@ -56,18 +49,11 @@ class Calculator(MultiTurnEnv):
     reward_bounds = (0.0, 1.0)
 
     def __init__(self, levels: Sequence[int] = (1, 2, 3, 4)) -> None:
-        try:
-            self.levels = msgspec.convert(levels, _Levels)
-        except msgspec.ValidationError:
-            raise ConfigError(
-                f"calculator-v0: levels is {levels!r}, but should be a list of whole numbers from 1 to {MAX_LEVEL}, "
-                "such as [1, 2]"
-            ) from None
+        self.levels = checked_levels("calculator-v0", levels, MAX_LEVEL)
         self.calls = 0
 
     def tasks(self, split: str) -> Iterator[Task]:
-        if split not in ("train", "eval"):
-            raise ConfigError(f"calculator-v0 has no split {split!r}: it has train and eval")
+        check_split("calculator-v0", split)
         rng = self.task_rng(split)
         while True:
             level = rng.choice(self.levels)
@@ -96,11 +82,6 @@ class Calculator(MultiTurnEnv):
     @metric
     def tool_calls(self, rollout: Rollout) -> float:
         return float(self.calls)
-
-
-def split_of(expression: str) -> str:
-    """The split a task belongs to, from nothing but its expression."""
-    return "eval" if blake2b(expression.encode(), digest_size=1).digest()[0] % EVAL_SHARE == 0 else "train"
 
 
 def demonstrate(messages: Sequence[Message]) -> Message:

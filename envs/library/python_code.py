@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
 from moonmill.envs import MultiTurnEnv, SandboxService, metric, reward, tool
@@ -19,6 +18,7 @@ from moonmill.envs.library import coding
 from moonmill.envs.library.coding import humaneval
 from moonmill.envs.library.coding.generated import MAX_LEVEL, generated_tasks
 from moonmill.envs.library.coding.grading import Grade, Grader, Tests
+from moonmill.envs.library.splits import check_split, checked_levels
 from moonmill.envs.sandbox_tools import PythonTool
 from moonmill.errors import ConfigError
 from moonmill.sandboxes import SandboxLimits, SandboxSpec
@@ -26,7 +26,6 @@ from moonmill.sandboxes.providers import UNSAFE
 from moonmill.types import Rollout, Status, Task
 
 Dataset = Literal["generated", "humaneval"]
-_Levels = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_LEVEL)], ...], Meta(min_length=1)]
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -77,8 +76,7 @@ class PythonCode(PythonTool, MultiTurnEnv):
                 raise ConfigError(f"HumanEval is there to evaluate: it has the split eval alone, and no {split!r}")
             yield from map(humaneval.task_of, humaneval.problems())
             return
-        if split not in ("train", "eval"):
-            raise ConfigError(f"python-code-v0 has no split {split!r}: it has train and eval")
+        check_split("python-code-v0", split)
         yield from generated_tasks(self.task_rng(split), split, self.levels)
 
     @tool
@@ -140,10 +138,4 @@ def _checked_levels(dataset: Dataset, levels: Sequence[int] | None) -> tuple[int
         return tuple(range(1, MAX_LEVEL + 1))
     if dataset != "generated":
         raise ConfigError(f"python-code-v0: {dataset} has no levels, and levels is {levels!r}: leave it out")
-    try:
-        return msgspec.convert(levels, _Levels)
-    except msgspec.ValidationError:
-        raise ConfigError(
-            f"python-code-v0: levels is {levels!r}, but should be a list of whole numbers from 1 to {MAX_LEVEL}, such "
-            "as [1, 2]"
-        ) from None
+    return checked_levels("python-code-v0", levels, MAX_LEVEL)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moonmill.envs import Taskset
-from moonmill.envs.library.calculator import LARGEST, Calculator, demonstrate, split_of
+from moonmill.envs.library.calculator import LARGEST, Calculator, demonstrate
+from moonmill.envs.library.splits import split_of
 from moonmill.errors import ConfigError
 from moonmill.registry import make
 from moonmill.types import Message, Rollout, Status, StopReason, Task, ToolCall
