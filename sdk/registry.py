@@ -43,6 +43,8 @@ class EnvSpec(Struct, frozen=True):
 
 _registered: dict[str, EnvSpec] = {
     "calculator-v0": EnvSpec("calculator-v0", "moonmill.envs.library.calculator:Calculator"),
+    "mastermind-v0": EnvSpec("mastermind-v0", "moonmill.envs.library.mastermind:Mastermind"),
+    "nim-v0": EnvSpec("nim-v0", "moonmill.envs.library.nim:Nim"),
     "python-code-v0": EnvSpec("python-code-v0", "moonmill.envs.library.python_code:PythonCode"),
     "search-v0": EnvSpec("search-v0", "moonmill.envs.library.search.env:Search"),
 }
