@@ -42,6 +42,7 @@ class EnvSpec(Struct, frozen=True):
 
 
 _registered: dict[str, EnvSpec] = {
+    "booking-v0": EnvSpec("booking-v0", "moonmill.envs.library.booking:Booking"),
     "calculator-v0": EnvSpec("calculator-v0", "moonmill.envs.library.calculator:Calculator"),
     "mastermind-v0": EnvSpec("mastermind-v0", "moonmill.envs.library.mastermind:Mastermind"),
     "nim-v0": EnvSpec("nim-v0", "moonmill.envs.library.nim:Nim"),

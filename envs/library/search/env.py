@@ -75,7 +75,7 @@ class Search(MultiTurnEnv):
             raise ConfigError("search-v0: levels and documents are for a made-up world: leave them out with a corpus")
         self.levels = checked_levels("search-v0", (1, 2, 3, 4) if levels is None else levels, MAX_HOPS)
         self.size = 200 if documents is None else documents
-        if not isinstance(self.size, int) or not SMALLEST <= self.size <= LARGEST:
+        if self.size not in range(SMALLEST, LARGEST + 1):
             raise ConfigError(f"search-v0: documents is {documents!r}, but should be from {SMALLEST} to {LARGEST:,}")
         self.corpus = corpus
         self.corpus_key = key_of(corpus) if corpus is not None else None
