@@ -48,6 +48,7 @@ _registered: dict[str, EnvSpec] = {
     "nim-v0": EnvSpec("nim-v0", "moonmill.envs.library.nim:Nim"),
     "python-code-v0": EnvSpec("python-code-v0", "moonmill.envs.library.python_code:PythonCode"),
     "search-v0": EnvSpec("search-v0", "moonmill.envs.library.search.env:Search"),
+    "terminal-v0": EnvSpec("terminal-v0", "moonmill.envs.library.terminal.env:Terminal"),
 }
 
 ADAPTERS: dict[str, tuple[str, str]] = {}

@@ -13,6 +13,7 @@ _MEET_SANDBOXES = (
     "envs/test_sandbox*",
     "envs/library/coding/*",
     "envs/library/test_python_code.py",
+    "envs/library/test_terminal.py",
     "examples/test_python_code.py",
     "integration/test_sandbox*",
     "sdk/test_cli_sandbox.py",
