@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+LIBRARY = (ROOT / "docs" / "library.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md")])
 
 
@@ -165,6 +166,26 @@ def test_the_authoring_guide_runs_as_it_stands(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["finished", "stopped"]
+
+
+def test_the_built_in_environments_are_in_their_page() -> None:
+    from moonmill.registry import _registered
+
+    ours = {spec.id for spec in _registered.values() if "moonmill.envs.library" in str(spec.entry_point)}
+    assert set(re.findall(r"^\| `([\w-]+-v\d)` \|", LIBRARY, re.MULTILINE)) == ours
+
+
+def test_the_users_of_the_page_about_built_in_environments_answer(served: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", LIBRARY, re.DOTALL)
+    player = """
+print(observation[0].content)
+model_env = ModelBooking(levels=[1])
+model_env.reset(seed=0)
+print(model_env.step("For which day?")[2], model_env.user_turns)
+"""
+    lines = run_against(served, "\n".join((*blocks, player))).splitlines()
+    assert re.fullmatch(r"I am in a hurry\. (I take size|It should be a) \d\d\.", lines[0])
+    assert lines[-1].endswith(" 1")
 
 
 @pytest.mark.sandboxes
