@@ -175,6 +175,17 @@ def test_the_built_in_environments_are_in_their_page() -> None:
     assert set(re.findall(r"^\| `([\w-]+-v\d)` \|", LIBRARY, re.MULTILINE)) == ours
 
 
+def test_documents_and_questions_of_ones_own_are_as_the_page_shows_them(tmp_path: Path) -> None:
+    from moonmill.registry import make
+
+    files = ("documents.jsonl", "questions.jsonl")
+    for name, block in zip(files, re.findall(r"```json\n(.*?)```", LIBRARY, re.DOTALL), strict=True):
+        (tmp_path / name).write_text(block)
+    corpus, questions = (str(tmp_path / name) for name in files)
+    [task] = make("search-v0", corpus=corpus, questions=questions).tasks("eval")
+    assert (task.answer, task.level) == (["Galileo", "Galileo Galilei"], "easy")
+
+
 def test_the_users_of_the_page_about_built_in_environments_answer(served: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", LIBRARY, re.DOTALL)
     player = """

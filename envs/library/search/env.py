@@ -22,7 +22,7 @@ from moonmill.envs.library.search.corpus import (
     require_ranking,
     shared_index,
 )
-from moonmill.envs.library.search.world import LARGEST, MAX_HOPS, SMALLEST, World, ask, make_world
+from moonmill.envs.library.search.world import LARGEST, MAX_HOPS, SMALLEST, ask, make_world
 from moonmill.envs.library.splits import Split, check_split, checked_levels, split_of
 from moonmill.envs.tools import ToolArgumentsError
 from moonmill.errors import ConfigError
@@ -93,7 +93,7 @@ class Search(MultiTurnEnv):
             for question in mine:
                 yield Task(question.question, [*question.answers], id=question.id, split=split, level=question.level)
             return
-        world = self._world(split)
+        world = make_world(self.world, _known(split), self.size)
         while True:
             hops = rng.choice(self.levels)
             asked = ask(rng, world, hops)
@@ -148,11 +148,8 @@ class Search(MultiTurnEnv):
     def _index(self, split: str) -> Index:
         if self.corpus is not None:
             return shared_index(self.corpus_key, partial(read_documents, self.corpus))
-        world = partial(self._world, split)
-        return shared_index((self.world, split, self.size), lambda: world().documents)
-
-    def _world(self, split: str) -> World:
-        return make_world(self.world, _known(split), self.size)
+        world = partial(make_world, self.world, _known(split), self.size)
+        return shared_index((self.world, _known(split), self.size), lambda: world().documents)
 
 
 def _known(split: str) -> Split:
