@@ -63,6 +63,11 @@ def _word(rng: Random, state: State) -> str:
     return rng.choice([word for word in WORDS if word in there])
 
 
+def _key(rng: Random, state: State) -> str:
+    there = {line.partition("=")[0] for path in _of_kind(state, "conf") for line in (state[path].content or "").split()}
+    return rng.choice([key for key in KEYS if key in there])
+
+
 def _target(rng: Random, state: State) -> str:
     return rng.choice([target for target in _TARGETS if target not in state])
 
@@ -122,7 +127,7 @@ FAMILIES = {
     "edit": Family(
         "In all files that end in `.conf`, give the key `{key}` the value `{value}`, where it is set.",
         "find . -type f -name '*.conf' -exec sed -i 's/^{key}=.*/{key}={value}/' {} +",
-        lambda rng, state: {"key": rng.choice(KEYS), "value": str(rng.randint(10, 999))},
+        lambda rng, state: {"key": _key(rng, state), "value": str(rng.randint(10, 999))},
         _done_edit,
     ),
     "extract": Family(

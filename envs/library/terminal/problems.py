@@ -36,8 +36,7 @@ def generated_tasks(rng: Random, split: str, levels: Sequence[int], families: Se
     while True:
         level = rng.choice(levels)
         count = 2 if level == MAX_LEVEL else 1
-        # A script's text is the model's own, so nothing that follows could be about the files with it.
-        chosen = sorted(rng.sample(families, count), key=lambda family: family == "script")
+        chosen = sorted(rng.sample(families, count), key=_place)
         files = state = make_files(rng, nested=level > 1)
         said: list[str] = []
         for name in chosen:
@@ -49,6 +48,12 @@ def generated_tasks(rng: Random, split: str, levels: Sequence[int], families: Se
         if split_of(prompt) == split:
             info = {"files": _contents(files), "families": chosen}
             yield Task(prompt, Wanted(state, _runs(rng, family, fields)), level=str(level), info=info)
+
+
+def _place(family: str) -> int:
+    """A job that is about files of one kind alone comes first, while they are there. A script comes last: its text is
+    the model's own, so nothing that follows could be about it."""
+    return {"edit": 0, "script": 2}.get(family, 1)
 
 
 def _runs(rng: Random, family: Family, fields: Fields) -> tuple[Run, ...]:
