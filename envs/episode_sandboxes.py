@@ -96,16 +96,25 @@ class EpisodeSandboxes:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """What is done inside is a waiting for a sandbox: no limit of the episode goes on meanwhile."""
-        begin, clocks = time.monotonic(), tuple(self.clocks)
-        for clock in clocks:
-            clock.stop()
+        begin = time.monotonic()
         try:
-            yield
+            with self.standing_still():
+                yield
         except MoonmillError as e:
             self.lose(e)
             raise
         finally:
             self.seconds += time.monotonic() - begin
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """No limit of the episode goes on meanwhile."""
+        clocks = tuple(self.clocks)
+        for clock in clocks:
+            clock.stop()
+        try:
+            yield
+        finally:
             for clock in clocks:
                 clock.go_on()
 

@@ -93,6 +93,10 @@ class WorkerDiedError(MoonmillError):
     """A process of ours ended that should have gone on."""
 
 
+class WorkerTimeoutError(MoonmillError):
+    """What was called in a process of ours did not come back in its time."""
+
+
 class RunError(MoonmillError):
     """A training run cannot go on."""
 
