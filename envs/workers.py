@@ -1,6 +1,7 @@
 """Functions that may hang, crash or take all memory, called in processes that can be killed: scorers, above all.
 
-A pool has few processes. They start when they are needed and are used again, one call at a time each. What always holds:
+A pool has few processes. They start when they are needed and are used again, one call at a time each. What always
+holds:
 
 - A call is answered, once: with its result, its error, or that its process was killed or has died.
 - Its time limit counts neither waiting for a process nor the process's start and imports.
@@ -90,7 +91,7 @@ class WorkerPool:
         """End all processes; calls that are under way are answered. A later call starts new ones."""
         with self._lock:
             jobs, threads, unfinished = self._jobs, self._threads, tuple(self._unfinished)
-            self._jobs, self._threads = SimpleQueue(), []
+            self._begin_anew()
         for job in unfinished:
             job.call_off()
         for _ in threads:
@@ -100,10 +101,12 @@ class WorkerPool:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._unfinished: set[_Job] = set()
-        """More than there are threads: all threads are busy, and some wait their turn."""
 
     def _work(self, jobs: "SimpleQueue[_Job | None]") -> None:
         """One thread keeps one process, which the kernel ends with it."""

@@ -45,13 +45,16 @@ _registered: dict[str, EnvSpec] = {
     "booking-v0": EnvSpec("booking-v0", "moonmill.envs.library.booking:Booking"),
     "calculator-v0": EnvSpec("calculator-v0", "moonmill.envs.library.calculator:Calculator"),
     "mastermind-v0": EnvSpec("mastermind-v0", "moonmill.envs.library.mastermind:Mastermind"),
+    "math-v0": EnvSpec("math-v0", "moonmill.envs.library.math.env:Math"),
     "nim-v0": EnvSpec("nim-v0", "moonmill.envs.library.nim:Nim"),
     "python-code-v0": EnvSpec("python-code-v0", "moonmill.envs.library.python_code:PythonCode"),
     "search-v0": EnvSpec("search-v0", "moonmill.envs.library.search.env:Search"),
     "terminal-v0": EnvSpec("terminal-v0", "moonmill.envs.library.terminal.env:Terminal"),
 }
 
-ADAPTERS: dict[str, tuple[str, str]] = {}
+ADAPTERS: dict[str, tuple[str, str]] = {
+    "reasoning-gym": ("moonmill.envs.adapters.reasoning_gym:ReasoningGym", "dataset"),
+}
 """By the name of a library, as it stands before the colon: what makes an environment of one of its, and which argument
 takes the library's own name for it."""
 

@@ -1,0 +1,1 @@
+"""Other libraries' environments as Moonmill's; `moonmill.registry.ADAPTERS` names them."""
