@@ -34,8 +34,8 @@ def wait_on_thread(begin: Begin) -> Any:
     """
     if on_authors_loop():
         raise EnvCodeError(
-            "asynchronous code has called a blocking method of a sandbox, which would hold up that of all episodes: in "
-            "`async def` write `await self.sandbox.aio.exec(…)` and `async with self.open_sandbox()`"
+            "asynchronous code has called what blocks, which would hold up that of all episodes: call a worker in "
+            "`def`; for a sandbox write `await self.sandbox.aio.exec(…)` and `async with self.open_sandbox()`"
         )
     thread = owner_thread()
     return thread.wait_elsewhere(begin) if thread is not None else _wait_plainly(begin)

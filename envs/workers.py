@@ -10,6 +10,7 @@ holds:
 """
 
 import atexit
+import itertools
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from multiprocessing import Pipe
-from queue import SimpleQueue
+from queue import PriorityQueue
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -53,28 +54,30 @@ class WorkerPool:
         os.register_at_fork(after_in_child=self._forget)  # A forked process has none of its parent's threads.
         atexit.register(self.close)
 
-    def call(self, function: str, *arguments: Any, limit: float) -> Any:
+    def call(self, function: str, *arguments: Any, limit: float, urgent: bool = False) -> Any:
         """Call a function and wait for it, in synchronous code; cancelling an episode ends its waiting, and the call.
 
         Args:
             function: where it is, `package.module:function`.
             arguments: plain data, and so is what comes back.
             limit: seconds that it may take.
+            urgent: its turn comes before that of those which are not.
 
         Raises:
             WorkerTimeoutError: it took longer, and was killed.
             WorkerDiedError: its process died.
             EnvCodeError: it raised, or cannot be had.
         """
-        return wait_on_thread(partial(self.begin, function, arguments, limit))
+        return wait_on_thread(partial(self.begin, function, arguments, limit, urgent))
 
-    def begin(self, function: str, arguments: tuple[Any, ...], limit: float, deliver: Deliver) -> CallOff:
+    def begin(self, function: str, arguments: tuple[Any, ...], limit: float, urgent: bool, deliver: Deliver) -> CallOff:
         """Have a function called; comes back at once. `envs.elsewhere` says how one waits for it.
 
         Args:
             function: where it is, `package.module:function`.
             arguments: plain data.
             limit: seconds that it may take.
+            urgent: its turn comes before that of those which are not.
             deliver: is given the answer.
         """
         job = _Job(Call(function, arguments), limit, deliver)
@@ -84,7 +87,7 @@ class WorkerPool:
                 thread = threading.Thread(target=self._work, args=(self._jobs,), name="moonmill-worker", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-            self._jobs.put(job)
+            self._jobs.put((not urgent, next(self._numbers), job))
         return job.call_off
 
     def close(self) -> None:
@@ -94,8 +97,8 @@ class WorkerPool:
             self._begin_anew()
         for job in unfinished:
             job.call_off()
-        for _ in threads:
-            jobs.put(None)
+        for number in range(len(threads)):
+            jobs.put((True, sys.maxsize - number, None))
         for thread in threads:
             thread.join(_CLOSE_SECONDS)
 
@@ -104,14 +107,15 @@ class WorkerPool:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: PriorityQueue[_Queued] = PriorityQueue()
+        self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
         self._unfinished: set[_Job] = set()
 
-    def _work(self, jobs: "SimpleQueue[_Job | None]") -> None:
+    def _work(self, jobs: "PriorityQueue[_Queued]") -> None:
         """One thread keeps one process, which the kernel ends with it."""
         process: _Process | None = None
-        while (job := jobs.get()) is not None:
+        while (job := jobs.get()[2]) is not None:
             answer, process = job.done_by(process)
             with self._lock:
                 self._unfinished.discard(job)
@@ -187,6 +191,10 @@ class _Job:
             process.end()
             return answer, None
         return answer, process
+
+
+_Queued = tuple[bool, int, _Job | None]
+"""Whether it can wait, its number, which is its own, and the job."""
 
 
 class _Process:

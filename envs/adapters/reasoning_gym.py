@@ -29,7 +29,6 @@ LEFT_OUT = {
 """Data sets that are not to be had, and why."""
 COMPOSITE = "composite"
 _WORK = "moonmill.envs.adapters.reasoning_gym_work"
-_CHECK_SECONDS = 60.0
 _DRAW_SECONDS = 120.0
 
 
@@ -113,7 +112,7 @@ class ReasoningGym(MultiTurnEnv):
             source = rng.choice(part.sources())
             text = _text(source)
             seed = derive_seed(self.taskset_seed, "reasoning-gym", split, text)
-            drawn = WORKERS.call(f"{_WORK}:draw", text, seed, following.get(text, 0), split, limit=_DRAW_SECONDS)
+            drawn = _asked("draw", text, seed, following.get(text, 0), split)
             if drawn is None:
                 raise ConfigError(f"reasoning-gym:{source.name} makes too few problems for a split {split} of its own")
             following[text] = drawn["index"] + 1
@@ -173,12 +172,17 @@ def _problem_of(source: str) -> str | None:
     name = msgspec.json.decode(source, type=Source).name
     if name in LEFT_OUT:
         return f"this data set is left out, because {LEFT_OUT[name]}"
-    there = [other for other in WORKERS.call(f"{_WORK}:names", limit=_CHECK_SECONDS) if other not in LEFT_OUT]
+    there = [other for other in _asked("names") if other not in LEFT_OUT]
     if name not in there or name == COMPOSITE:
         near = " or ".join(get_close_matches(name, there, n=3))
         return f"there is no such data set; {f'did you mean {near}?' if near else 'there are: ' + ', '.join(there)}"
-    wrong: str | None = WORKERS.call(f"{_WORK}:problem_of", source, limit=_CHECK_SECONDS)
+    wrong: str | None = _asked("problem_of", source)
     return wrong
+
+
+def _asked(function: str, *arguments: Any) -> Any:
+    """Ahead of all scoring: answers that hang their scorers are not to hold up the next tasks."""
+    return WORKERS.call(f"{_WORK}:{function}", *arguments, limit=_DRAW_SECONDS, urgent=True)
 
 
 def _text(source: Source) -> str:

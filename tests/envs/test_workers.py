@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import anyio
@@ -16,6 +17,7 @@ import pytest
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.agents.scripted import ScriptedAgent
 from moonmill.envs import reward
+from moonmill.envs.loop import Answer
 from moonmill.envs.workers import WORKERS, WorkerPool, in_worker
 from moonmill.errors import EnvCodeError, WorkerDiedError, WorkerTimeoutError
 from moonmill.types import Rollout, Status
@@ -103,6 +105,33 @@ def test_waiting_for_a_worker_counts_for_no_limit(pool: WorkerPool) -> None:
     for thread in threads:
         thread.join(30)
     assert answers == [0.4] * 4
+
+
+def test_an_urgent_call_goes_ahead_of_those_that_wait(pool: WorkerPool) -> None:
+    answers: SimpleQueue[Answer] = SimpleQueue()
+    pool.begin(f"{JOBS}:sleep", (0.2,), 30, False, answers.put)
+    for name, urgent in (("first", False), ("second", False), ("urgent", True)):
+        pool.begin(f"{JOBS}:echo", (name,), 30, urgent, answers.put)
+    given = [answers.get(timeout=60).given() for _ in range(4)]
+    assert [answer for answer in given if answer != 0.2] == [["urgent"], ["first"], ["second"]]
+
+
+def test_a_forked_process_gets_workers_of_its_own() -> None:
+    code = f"""
+import os
+from moonmill.envs.workers import WORKERS
+mine = WORKERS.call('{JOBS}:pid', limit=30)
+if os.fork() == 0:
+    print(WORKERS.call('{JOBS}:pid', limit=30) != mine, flush=True)
+    os._exit(0)
+os.wait()
+print(WORKERS.call('{JOBS}:pid', limit=30) == mine)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 def test_what_is_secret_to_us_is_not_there_and_what_is_printed_is_not_on_our_stdout(
