@@ -94,7 +94,7 @@ class ReasoningGym(MultiTurnEnv):
             if datasets:
                 raise ConfigError(f"reasoning-gym:{dataset}: datasets is for reasoning-gym:{COMPOSITE} alone")
             datasets = [{"name": dataset, "config": config or {}, "levels": levels}]
-        elif config or levels or not datasets:
+        elif config or levels or not datasets or isinstance(datasets, str):
             raise ConfigError(
                 f"reasoning-gym:{COMPOSITE} needs datasets alone, a list such as "
                 "[leg_counting, {name: chain_sum, weight: 2, levels: [0, 1]}], where each can have config and levels"

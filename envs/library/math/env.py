@@ -39,7 +39,7 @@ class Math(MultiTurnEnv):
         self.source = source
         self.eval_source = eval_source
         for name, value in (("source", source), ("eval_source", eval_source)):
-            if value is not None and value != "generated" and value not in BENCHMARKS:
+            if value is not None and str(value) not in ("generated", *BENCHMARKS):
                 check_file(f"math-v0: {name}", str(value))
         self.levels = _checked_levels((source, eval_source), levels)
 

@@ -240,6 +240,7 @@ def test_a_scorer_that_hangs_is_killed_and_another_worker_draws_and_scores_the_s
         ("acre", {"levels": [0]}, "reasoning-gym:acre, level 0: it has no levels: leave them out"),
         ("chain_sum", {"datasets": ["lcm"]}, "datasets is for reasoning-gym:composite alone"),
         ("composite", {}, "needs datasets alone, a list such as"),
+        ("composite", {"datasets": "lcm"}, "needs datasets alone, a list such as"),
         ("composite", {"datasets": ["lcm"], "levels": [1]}, "needs datasets alone"),
         ("composite", {"datasets": [{"name": "lcm", "weight": 0}]}, r"Expected `float` > 0.0 - at `\$.weight`"),
         ("composite", {"datasets": [{"name": "lcm", "wait": 1}]}, "unknown field `wait`"),

@@ -214,6 +214,8 @@ def test_a_file_without_problems_or_without_itself_is_told(tmp_path: Path) -> No
         ConfigError, match=r"math-v0: eval_source: there is no file /.*/no.jsonl; give a JSONL file, or"
     ):
         Math(eval_source="no.jsonl")
+    with pytest.raises(ConfigError, match="math-v0: source: there is no file"):
+        Math(source=["gsm8k"])  # type: ignore[arg-type]
 
 
 def test_a_file_is_split_by_its_problems_and_shuffled_by_the_seed_for_training(tmp_path: Path) -> None:
