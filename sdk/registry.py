@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from moonmill.blame import blaming, place_of, text_of
-from moonmill.errors import ConfigError, EnvCodeError, RegistryError, ToolDefinitionError
+from moonmill.errors import ConfigError, EnvCodeError, MissingExtraError, RegistryError, ToolDefinitionError
 
 if TYPE_CHECKING:
     from moonmill.envs import MultiTurnEnv
@@ -53,6 +53,7 @@ _registered: dict[str, EnvSpec] = {
 }
 
 ADAPTERS: dict[str, tuple[str, str]] = {
+    "gymnasium": ("moonmill.envs.adapters.gymnasium:from_gymnasium", "id"),
     "reasoning-gym": ("moonmill.envs.adapters.reasoning_gym:ReasoningGym", "dataset"),
 }
 """By the name of a library, as it stands before the colon: what makes an environment of one of its, and which argument
@@ -243,6 +244,8 @@ def _importing(what: str) -> Iterator[None]:
     """An author's module may raise anything: say what, and where."""
     try:
         yield
+    except MissingExtraError:
+        raise
     except (Exception, SystemExit) as e:
         says_where = isinstance(e, SyntaxError) or (isinstance(e, ToolDefinitionError) and e.place)
         place = place_of(e)

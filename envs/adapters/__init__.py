@@ -1,1 +1,1 @@
-"""Other libraries' environments as Moonmill's; `moonmill.registry.ADAPTERS` names them."""
+"""Other libraries' environments as ours, and ours as theirs. Each module needs the extra of its library."""
