@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from moonmill import algorithm_config, config, plain_yaml, types
+from moonmill import algorithm_config, config, plain_yaml, types, wrapper_config
 from moonmill.algorithm_config import Correction, Objective
 from moonmill.config_check import describe
 from moonmill.config_io import plain
@@ -27,6 +27,12 @@ PAGE = Path(__file__).with_name("configuration.md")
 SECTIONS = {
     "Config": "The whole file",
     "EnvConfig": "`env`",
+    "LimitsConfig": "`env.wrappers`, `type: limits`",
+    "CutObservationConfig": "`env.wrappers`, `type: cut_observation`",
+    "ScaleRewardConfig": "`env.wrappers`, `type: scale_reward`",
+    "ClipRewardConfig": "`env.wrappers`, `type: clip_reward`",
+    "RecordConfig": "`env.wrappers`, `type: record`",
+    "CurriculumConfig": "`env.wrappers`, `type: curriculum`",
     "ModelConfig": "`model`",
     "LoraConfig": "`model.lora`",
     "EngineConfig": "`engine`",
@@ -107,7 +113,8 @@ def page() -> str:
 
 
 def _section(name: str) -> str:
-    struct = next(getattr(module, name) for module in (config, algorithm_config, types) if hasattr(module, name))
+    modules = (config, algorithm_config, wrapper_config, types)
+    struct = next(getattr(module, name) for module in modules if hasattr(module, name))
     [node] = ast.parse(inspect.getsource(struct)).body
     assert isinstance(node, ast.ClassDef)
     documented = docs_of(node)

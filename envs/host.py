@@ -27,6 +27,7 @@ from moonmill.envs.returned import as_number
 from moonmill.envs.scoring import score
 from moonmill.envs.threads import OwnerThread
 from moonmill.envs.tools import ToolSpec
+from moonmill.envs.wrapper import innermost
 from moonmill.errors import EnvCodeError, MoonmillError
 from moonmill.types import FinishReason, Message, Rollout, Task, ToolFault
 
@@ -177,9 +178,9 @@ class EnvHost:
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                 if not thread.abandoned:
                     await self._guarded("close", env.close)
-                elif is_async(type(env), "close"):
+                elif is_async(type(innermost(env)), "close"):
                     with blaming(self.env_id, "close"):
-                        await thread.await_apart(partial(close_on_the_loop, env))
+                        await thread.await_apart(partial(close_on_the_loop, innermost(env)))
         finally:
             thread.release(last=env.close)  # What needs a thread that is still busy is closed when that comes back.
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):

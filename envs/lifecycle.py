@@ -165,7 +165,7 @@ def _reset(
     episode, options = env._moonmill, dict(options or {})
     where = f"{type(env).__name__}.reset"
     task = options.get("task")
-    env.task = _next_task(env, str(options.get("split", "train"))) if task is None else task
+    env.task = next_task(env, str(options.get("split", "train"))) if task is None else task
     if not isinstance(env.task, Task):
         raise EnvCodeError(f"{where} got the task {task!r:.200}, but options['task'] should be a Task")
     env.rng = Random(seed or 0)
@@ -217,7 +217,8 @@ def _make_anew(env: "MultiTurnEnv") -> None:
     construct(env, *args, **kwargs)
 
 
-def _next_task(env: "MultiTurnEnv", split: str) -> Task:
+def next_task(env: "MultiTurnEnv", split: str) -> Task:
+    """What a `reset` plays that names no task."""
     tasks = env._moonmill.own_tasks
     if split not in tasks:
         tasks[split] = numbered(env, split)

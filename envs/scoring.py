@@ -12,12 +12,15 @@ from moonmill.blame import blaming, text_of
 from moonmill.envs.base import MultiTurnEnv
 from moonmill.envs.calls import settled
 from moonmill.envs.returned import UNBOUNDED, as_number
+from moonmill.envs.wrapper import Wrapper
 from moonmill.errors import EnvCodeError
 from moonmill.types import Rollout, Status, StopReason
 
 
 def score(env: MultiTurnEnv, env_id: str, rollout: Rollout) -> Rollout:
     """`rollout` with rewards, metrics and reward filled in; `failed`, with what there is, where a value is unusable."""
+    if isinstance(env, Wrapper):
+        return env.scored(score(env.env, env_id, rollout))
     rewards: dict[str, float] = {}
     metrics: dict[str, float] = {}
     unscored: list[str] = []

@@ -13,6 +13,7 @@ from moonmill.alarm_config import AlarmsConfig
 from moonmill.algorithm_config import AlgorithmConfig
 from moonmill.ranges import Count, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Schedule
 from moonmill.types import Sampling
+from moonmill.wrapper_config import WrapperConfig
 
 
 class EnvConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,6 +23,9 @@ class EnvConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A registered id (`moonmill envs list`), or `path/to/file.py:Class`, or `package.module:Class`."""
     args: dict[str, Any] = {}
     """Keyword arguments of the environment's constructor."""
+    wrappers: tuple[WrapperConfig, ...] = ()
+    """What is put around it, the innermost first: a list of the kinds below, as in
+    `[{type: limits, turns: 20}, {type: clip_reward, low: -1, high: 1}]`. More in [wrappers.md](wrappers.md)."""
 
 
 class LoraConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,8 +7,8 @@ whether a value is taken is msgspec's decision (`config_io`), so a rule that onl
 import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import msgspec.inspect as inspect
 from msgspec import Struct
@@ -166,13 +166,19 @@ def describe(type: inspect.Type) -> str:
             return "a mapping of keys to values"
         case inspect.StructType():
             return f"a mapping with the keys {', '.join(f.encode_name for f in type.fields)}"
+        case inspect.UnionType(types=types) if _are_kinds(types):
+            return _describe_structs(types)
         case inspect.UnionType():
             return ", or ".join(describe(t) for t in type.types)
         case _:
             return "a value"
 
 
-def _describe_structs(structs: list[inspect.StructType]) -> str:
+def _are_kinds(types: Sequence[inspect.Type]) -> TypeGuard[Sequence[inspect.StructType]]:
+    return all(isinstance(t, inspect.StructType) and t.tag is not None for t in types)
+
+
+def _describe_structs(structs: Sequence[inspect.StructType]) -> str:
     if structs[0].tag is None:
         return describe(structs[0])
     return f"a mapping with `{structs[0].tag_field}: ` {_one_of(s.tag for s in structs)}"

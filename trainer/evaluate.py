@@ -24,8 +24,8 @@ from moonmill.agents.runner import EnvFactory, EpisodeRunner
 from moonmill.agents.serving import allow_many_files
 from moonmill.config import Config
 from moonmill.envs import SandboxService, TaskFeed
+from moonmill.envs.wrappers import factory_of
 from moonmill.errors import RunError
-from moonmill.registry import make
 from moonmill.reporting import EvalResult, Failure, LevelResult, Reporter
 from moonmill.seeding import derive_seed
 from moonmill.signals import run_until_stopped
@@ -67,7 +67,7 @@ async def _evaluate(
 ) -> tuple[EvalResult, ...]:
     model = config.model
     renderer = await anyio.to_thread.run_sync(load_renderer, text_of(model.path), model.renderer, model.tool_format)
-    factory = partial(make, config.env.id, **config.env.args)
+    factory = factory_of(config.env)
     version = await anyio.to_thread.run_sync(version_of, Path(config.model.path))
     results = []
 

@@ -21,9 +21,9 @@ from moonmill.agents.serving import allow_many_files
 from moonmill.blame import own_error
 from moonmill.config import Config
 from moonmill.envs import SandboxService, TaskFeed
+from moonmill.envs.wrappers import factory_of
 from moonmill.errors import RunDirectoryError, RunError
 from moonmill.jsonl import read_jsonl
-from moonmill.registry import make
 from moonmill.reporting import Reporter, Summary
 from moonmill.rundir import RunDirectory
 from moonmill.sandboxes.providers import UNSAFE
@@ -103,7 +103,7 @@ class _Run:
         self.reporter = reporter
         self.sandboxes = SandboxService(config.sandbox)
         self.algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
-        self.factory = partial(make, config.env.id, **config.env.args)
+        self.factory = factory_of(config.env)
         self.renderer: TurnRenderer
         self.buffer = make_buffer(config, self.algorithm)
         self.controller: Controller | None = None

@@ -24,8 +24,8 @@ from moonmill.envs import MultiTurnEnv, SandboxService, Taskset
 from moonmill.envs.lifecycle import prompt_of
 from moonmill.envs.limits import check_sandbox, limits_of
 from moonmill.envs.sandbox_tools import SandboxTool
+from moonmill.envs.wrappers import factory_of
 from moonmill.errors import ConfigError, MoonmillError
-from moonmill.registry import make
 from moonmill.rundir import RunDirectory, check_place
 from moonmill.sandboxes import SandboxSpecError
 from moonmill.sandboxes.providers import check_name
@@ -272,7 +272,7 @@ def _may_exist(path: str) -> bool:
 
 
 def _make(config: Config) -> MultiTurnEnv:
-    return make(config.env.id, **config.env.args)
+    return factory_of(config.env)()
 
 
 _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {

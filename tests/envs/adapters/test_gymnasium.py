@@ -218,6 +218,5 @@ def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     for name in [n for n in sys.modules if n.startswith("moonmill.envs.adapters.")]:
         monkeypatch.delitem(sys.modules, name)
-    registry._resolve.cache_clear()
     with pytest.raises(MissingExtraError, match=r"pip install 'moonmill\[gymnasium\]'"):
-        make("gymnasium:FrozenLake-v1")
+        make("moonmill.envs.adapters.gymnasium:GymnasiumEnv")
