@@ -55,6 +55,7 @@ _registered: dict[str, EnvSpec] = {
 ADAPTERS: dict[str, tuple[str, str]] = {
     "gymnasium": ("moonmill.envs.adapters.gymnasium:from_gymnasium", "id"),
     "reasoning-gym": ("moonmill.envs.adapters.reasoning_gym:ReasoningGym", "dataset"),
+    "textarena": ("moonmill.envs.adapters.textarena:TextArena", "id"),
 }
 """By the name of a library, as it stands before the colon: what makes an environment of one of its, and which argument
 takes the library's own name for it."""
