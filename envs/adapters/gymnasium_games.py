@@ -43,7 +43,7 @@ def from_gymnasium(
         id: what `gymnasium.make` takes, or a function that makes a `gymnasium.Env`.
         interface: with `text`, the last line of a message is the action; with `tool`, the action is the argument of a
             tool `act`, and a message without a call gives the game up.
-        kwargs: arguments of `gymnasium.make`.
+        kwargs: arguments of `gymnasium.make`, or of the function.
         actions: names of the actions of a Discrete space, in their order.
         rules: what the model is told of the game.
         max_turns: 100 if None, unless the game says how many steps it has at most.

@@ -115,6 +115,7 @@ class Course:
         self._path, self._levels, self._threshold = path, levels, threshold
         self._lock = threading.Lock()
         self._given: list[str] = []
+        self._unwritten: deque[Line] = deque()
         self._counted: set[str] = set()
         self._newest: deque[bool] = deque(maxlen=window)
         self._index = 0
@@ -135,6 +136,8 @@ class Course:
                 line = Line(self.level)
                 if self._counted:
                     shared_file(self._path).append(line)
+                else:
+                    self._unwritten.append(line)
                 self._take(line)
             return self._given[position]
 
@@ -144,9 +147,9 @@ class Course:
             if rollout in self._counted:
                 return
             file = shared_file(self._path)
-            if not self._counted:
-                for given in self._given:
-                    file.append(Line(given))
+            while self._unwritten:
+                file.append(self._unwritten[0])
+                self._unwritten.popleft()
             line = Line(level, rollout, success)
             file.append(line)
             self._take(line)

@@ -76,6 +76,16 @@ def test_nothing_is_written_before_the_first_result(path: Path) -> None:
     assert len(path.read_text().splitlines()) == 6
 
 
+def test_killed_before_the_first_result_was_written_no_task_is_counted_twice(path: Path) -> None:
+    path.write_text('{"level":"1"}\n' * 2)
+    at = course(path, window=1)
+    assert [at.level_of(n) for n in range(3)] == ["1"] * 3
+    at.add("0", "1", True)
+    assert at.level_of(3) == "2"
+    again = course(path, window=1)
+    assert [again.level_of(n) for n in range(5)] == ["1", "1", "1", "2", "2"]
+
+
 def test_a_file_with_other_levels_is_refused(path: Path) -> None:
     path.write_text('{"level":"hard"}\n')
     with pytest.raises(ConfigError, match="has the level 'hard', which `levels` does not name"):
