@@ -1,6 +1,7 @@
 """What holds for every wrapper, and what each of them changes."""
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -152,6 +153,24 @@ def test_time_runs_out_where_a_limit_says_so() -> None:
 
     rollout = play(lambda: Limits(Slow(), seconds=0.05), "done")
     assert (rollout.status, rollout.stop_reason) == (Status.TRUNCATED, StopReason.TIME_LIMIT)
+
+
+def test_an_episode_that_is_left_behind_is_closed_inside_its_wrappers() -> None:
+    free, blocked, closed = threading.Event(), threading.Event(), []
+
+    class Stuck(Shop):
+        def step(self, action: Any) -> Any:
+            blocked.set()
+            free.wait(20)
+            return super().step(action)
+
+        async def close(self) -> None:
+            closed.append(True)
+
+    rollout = play(lambda: Limits(Wrapper(Stuck()), seconds=0.5), "done")
+    assert blocked.is_set()
+    assert (rollout.stop_reason, closed) == (StopReason.TIME_LIMIT, [True])
+    free.set()
 
 
 def test_a_limit_that_cannot_be_is_told() -> None:
