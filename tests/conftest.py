@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("moonmill", deadline=None)
+hypothesis.settings.load_profile("moonmill")
 
 # What is asserted in it is told as in a test's own module.
 pytest.register_assert_rewrite("tests.protocol")

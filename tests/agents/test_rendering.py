@@ -223,7 +223,7 @@ def test_a_new_question_does_not_drop_an_earlier_thought(qwen: TurnRenderer) -> 
     assert qwen.extend(prompt, completion, (Message("user", "and 1+1?"),)) is not None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_whatever_was_sampled_is_kept_verbatim_or_not_extended(
     compact: TurnRenderer, qwen: TurnRenderer, data: st.DataObject

@@ -113,7 +113,7 @@ def batch_gradient(
 
 @of_each_pair
 @given(parts=rollouts())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_loss_gradient_and_mask_are_those_of_the_formula(
     objective: Objective, correction: Correction, parts: list[ActionTokens]
 ):
@@ -126,7 +126,7 @@ def test_loss_gradient_and_mask_are_those_of_the_formula(
 
 @of_each_pair
 @given(parts=rollouts(), order=st.randoms(use_true_random=False), kind=st.sampled_from(NORMALIZATIONS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_permuting_and_repacking_a_batch_changes_nothing(
     objective: Objective, correction: Correction, parts: list[ActionTokens], order, kind: str
 ):
@@ -142,7 +142,7 @@ def test_permuting_and_repacking_a_batch_changes_nothing(
 
 @of_each_pair
 @given(parts=rollouts(fresh=True))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_without_staleness_every_objective_is_the_policy_gradient(
     objective: Objective, correction: Correction, parts: list[ActionTokens]
 ):
@@ -153,7 +153,7 @@ def test_without_staleness_every_objective_is_the_policy_gradient(
 
 
 @given(parts=rollouts(fresh=True))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_dis_with_ratio_one_is_reinforce(parts: list[ActionTokens]):
     one = losses(DisConfig(), NoCorrectionConfig(), joined(parts))
     other = losses(ReinforceConfig(), NoCorrectionConfig(), joined(parts))
@@ -161,7 +161,7 @@ def test_dis_with_ratio_one_is_reinforce(parts: list[ActionTokens]):
 
 
 @given(parts=rollouts())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_dis_is_reinforce_with_a_mask_of_the_same_band(parts: list[ActionTokens]):
     """Within the band and off its ends, where one is strict and the other is not."""
     one = losses(DisConfig(low=0.3, high=0.4), NoCorrectionConfig(), joined(parts))
@@ -172,7 +172,7 @@ def test_dis_is_reinforce_with_a_mask_of_the_same_band(parts: list[ActionTokens]
 
 @of_each_pair
 @given(parts=rollouts())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_the_learners_own_policy_matters_only_where_it_is_said_to(
     objective: Objective, correction: Correction, parts: list[ActionTokens]
 ):

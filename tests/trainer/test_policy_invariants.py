@@ -79,7 +79,7 @@ def test_no_gradient_reaches_the_logits_of_an_observation(
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_stands_in_an_observation_behind_the_last_action_does_not_matter(
     data: st.DataObject, make_config: MakeConfig, model_path: Path
 ):
