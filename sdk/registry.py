@@ -157,7 +157,7 @@ def make(id: str, **kwargs: Any) -> "MultiTurnEnv":
     """
     found = spec(id)
     entry_point = found.entry_point
-    factory = _resolve(entry_point) if isinstance(entry_point, str) else entry_point
+    factory = resolve(entry_point) if isinstance(entry_point, str) else entry_point
     arguments = {**found.kwargs, **kwargs}
     _check_arguments(id, factory, arguments)
     with blaming(id, "its constructor"):
@@ -188,14 +188,23 @@ def _signature(factory: Callable[..., Any]) -> inspect.Signature:
 
 
 @cache
-def _resolve(place: str) -> Callable[..., Any]:
+def resolve(place: str, what: str = "environment class") -> Callable[..., Any]:
+    """What stands at `file.py:name` or `package.module:name`.
+
+    Args:
+        place: where.
+        what: is looked for, in words.
+
+    Raises:
+        RegistryError: there is no such file or module, it cannot be imported, or has nothing of that name to call.
+    """
     module_name, _, attribute = place.rpartition(":")
     module = _load_file(_file(module_name)) if module_name.endswith(".py") else _load_module(module_name)
     found = getattr(module, attribute, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
         raise RegistryError(
-            f"{module_name} has no environment class {attribute!r}; it defines: {', '.join(names) or 'no class'}"
+            f"{module_name or place} has no {what} {attribute!r}; it defines: {', '.join(names) or 'no class'}"
         )
     result: Callable[..., Any] = found
     return result

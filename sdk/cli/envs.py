@@ -1,12 +1,15 @@
-"""`moonmill envs`: what environments there are, what they look like, and playing them by hand."""
+"""`moonmill envs`: what environments there are, and what they look like. The other commands have their own modules."""
 
 import inspect
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from moonmill.cli.check import check
+from moonmill.cli.new import new
 from moonmill.cli.options import args_option, json_option
 from moonmill.cli.play import play
+from moonmill.cli.record import record, replay
 from moonmill.cli.results import Command
 
 if TYPE_CHECKING:
@@ -20,10 +23,11 @@ _SPLITS = ("train", "eval")
 
 @click.group()
 def envs() -> None:
-    """List, show and play environments."""
+    """List, show, play, check and begin environments."""
 
 
-envs.add_command(play)
+for command in (new, check, play, record, replay):
+    envs.add_command(command)
 
 
 @envs.command("list", cls=Command)

@@ -30,6 +30,18 @@ def args_option(function: F) -> F:
     )(function)
 
 
+def sandbox_option(function: F) -> F:
+    """`--sandbox PROVIDER` as the argument `provider`."""
+    return click.option(
+        "--sandbox",
+        "provider",
+        default="local",
+        show_default=True,
+        metavar="PROVIDER",
+        help="What gives the episode's sandbox: local, docker, unsafe-subprocess, or module:factory.",
+    )(function)
+
+
 def json_option(function: F) -> F:
     """`--json` as the argument `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout, for programs.")(function)

@@ -1,24 +1,31 @@
 """`moonmill envs play`: a person at the terminal in the model's place."""
 
 import contextlib
+import functools
 import os
 import select
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+from msgspec import Struct
 
-from moonmill.cli.options import args_option, json_option
+from moonmill.cli.options import args_option, json_option, sandbox_option
 from moonmill.cli.results import Command
 from moonmill.errors import MoonmillError
 from moonmill.types import StopReason
 
 if TYPE_CHECKING:
-    from moonmill.envs import ToolSpec
-    from moonmill.types import Task
+    from rich.console import Console
+
+    from moonmill.agents.agent import Agent
+    from moonmill.envs import MultiTurnEnv, ToolSpec
+    from moonmill.types import Rollout, Task
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _POLL_SECONDS = 0.1
 _WHY = {
@@ -36,46 +43,91 @@ _WHY = {
 }
 
 
+def episode_options(function: F) -> F:
+    """Which episode: the environment's id and what decides its task, its chance and its sandbox, as one `Chosen`."""
+
+    @click.argument("env_id", metavar="ID")
+    @click.option("--split", default="train", show_default=True, help="Which tasks.")
+    @click.option(
+        "--task", "index", type=click.IntRange(min=0), default=0, show_default=True, help="Which one of them."
+    )
+    @click.option("--seed", type=int, default=0, show_default=True, help="Decides the tasks and all chance.")
+    @sandbox_option
+    @args_option
+    @functools.wraps(function)
+    def command(
+        env_id: str, split: str, index: int, seed: int, provider: str, overrides: tuple[str, ...], **rest: Any
+    ) -> Any:
+        return function(Chosen(env_id, split, index, seed, provider, overrides), **rest)
+
+    return cast(F, command)
+
+
+class Chosen(Struct, frozen=True):
+    """The episode that a command's options choose."""
+
+    env_id: str
+    split: str
+    index: int
+    seed: int
+    provider: str
+    overrides: tuple[str, ...]
+
+    def factory(self) -> "Callable[[], MultiTurnEnv]":
+        """What makes its environment.
+
+        Raises:
+            ConfigError: the provider of its sandbox cannot be had, or the arguments are none.
+        """
+        from moonmill.config_io import make_env_config
+        from moonmill.registry import make
+        from moonmill.sandboxes.providers import make_provider
+
+        make_provider(self.provider)
+        return partial(make, self.env_id, **make_env_config(self.env_id, self.overrides).args)
+
+    def played_by(self, agent: "Agent", factory: "Callable[[], MultiTurnEnv]") -> "Rollout":
+        """The episode, as `agent` plays it."""
+        from moonmill.agents.runner import EpisodeRunner
+        from moonmill.config import SandboxConfig
+        from moonmill.envs import SandboxService, Taskset
+        from moonmill.seeding import derive_seed
+        from moonmill.signals import run_until_stopped
+
+        task = Taskset(factory, self.split, self.seed).task(self.index)
+        runner = EpisodeRunner(self.env_id, factory, agent)
+        seed = derive_seed(self.seed, self.split, self.index)
+        with SandboxService(SandboxConfig(provider=self.provider)):
+            return run_until_stopped(partial(runner.run, task, id=f"play-{task.id}", seed=seed))
+
+
 @click.command(cls=Command)
-@click.argument("env_id", metavar="ID")
-@click.option("--split", default="train", show_default=True, help="Which tasks.")
-@click.option("--task", "index", type=click.IntRange(min=0), default=0, show_default=True, help="Which one of them.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Decides the tasks and all chance in the episode.")
-@click.option(
-    "--sandbox",
-    "provider",
-    default="local",
-    show_default=True,
-    metavar="PROVIDER",
-    help="What gives the episode's sandbox: local, docker, unsafe-subprocess, or module:factory.",
-)
-@args_option
+@episode_options
 @json_option
-def play(
-    env_id: str, split: str, index: int, seed: int, provider: str, overrides: tuple[str, ...], as_json: bool
-) -> None:
+def play(chosen: Chosen, as_json: bool) -> None:
     """Play one episode: you are the model.
 
     A line that begins with / calls a tool, as in /calculate 2*3, /convert 3.5 mi or /convert value=3.5 to=mi; any other
     is your answer. /help, /tools and /quit are for you.
     """
-    from moonmill.agents.human import HINT, HumanAgent
-    from moonmill.agents.runner import EpisodeRunner
     from moonmill.cli.output import console, print_json
+
+    rollout = play_by_hand(chosen, console(sys.stderr if as_json else None))
+    if as_json:
+        print_json(rollout)
+    if rollout.error:
+        click.get_current_context().exit(1)
+
+
+def play_by_hand(chosen: Chosen, out: "Console") -> "Rollout":
+    """The episode as a person at the terminal plays it: shown on `out`, from the first message to the reward."""
+    from moonmill.agents.human import HINT, HumanAgent
     from moonmill.cli.transcripts import outcome, print_message
-    from moonmill.config import SandboxConfig
-    from moonmill.config_io import make_env_config
-    from moonmill.envs import SandboxService, Taskset
-    from moonmill.registry import make
-    from moonmill.sandboxes.providers import make_provider
-    from moonmill.seeding import derive_seed
-    from moonmill.signals import run_until_stopped
+    from moonmill.envs import Taskset
     from moonmill.types import Message
 
-    make_provider(provider)  # whether it can be had, before anybody plays
-    factory = partial(make, env_id, **make_env_config(env_id, overrides).args)
-    out = console(sys.stderr if as_json else None)
-    task = Taskset(factory, split, seed).task(index)
+    factory = chosen.factory()
+    task = Taskset(factory, chosen.split, chosen.seed).task(chosen.index)
     lines = Lines("> " if out.is_terminal else "")
     for line in (*introduction(task, factory().tool_specs), HINT):
         out.print(line, style="dim")
@@ -85,21 +137,15 @@ def play(
         shown.append(message)
         print_message(out, message)
 
-    with contextlib.closing(lines), SandboxService(SandboxConfig(provider=provider)):
+    with contextlib.closing(lines):
         agent = HumanAgent(lines.ask, show, partial(out.print, style="dim"))
-        runner = EpisodeRunner(env_id, factory, agent)
-        rollout = run_until_stopped(
-            partial(runner.run, task, id=f"play-{task.id}", seed=derive_seed(seed, split, index))
-        )
+        rollout = chosen.played_by(agent, factory)
     for message in rollout.messages[len(shown) + len(rollout.turn_rewards) :]:  # what answered the last turn
         print_message(out, message)
     out.print(f"\nthe episode is over: {_WHY[rollout.stop_reason]}", style="bold")
     for line in outcome(rollout):
         out.print(line)
-    if as_json:
-        print_json(rollout)
-    if rollout.error:
-        click.get_current_context().exit(1)
+    return rollout
 
 
 def introduction(task: "Task", tools: "Sequence[ToolSpec]") -> list[str]:

@@ -38,6 +38,19 @@ def test_every_folder_with_modules_is_a_package():
             assert (module.parent / "__init__.py").exists(), f"{module.parent} has modules and no __init__.py"
 
 
+def test_the_templates_of_a_new_environment_are_in_the_wheel():
+    code = (
+        "from setuptools.dist import Distribution; dist = Distribution(); dist.parse_config_files();"
+        "dist.include_package_data = False;"  # what a checkout tracks does not count
+        "build = dist.get_command_obj('build_py'); build.ensure_finalized();"
+        "print(*(name for package, _, _, names in build.data_files if package == 'moonmill.cli' for name in names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    there = {path.relative_to(ROOT / "sdk" / "cli") for path in (ROOT / "sdk" / "cli" / "template").iterdir()}
+    assert {Path(name) for name in done.stdout.split()} == there
+    assert len(there) == 5
+
+
 def test_the_version_is_the_same_everywhere():
     assert moonmill.__version__ == PROJECT["project"]["version"]
 

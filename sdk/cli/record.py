@@ -1,0 +1,198 @@
+"""`moonmill envs record` and `replay`: an episode as a file, and whether it still goes as it did."""
+
+import difflib
+import sys
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from moonmill.cli.options import args_option, json_option, sandbox_option
+from moonmill.cli.play import Chosen, episode_options, play_by_hand
+from moonmill.cli.results import Command
+from moonmill.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rich.console import Console
+
+    from moonmill.agents.agent import Agent
+    from moonmill.agents.replaying import Replay
+    from moonmill.envs import MultiTurnEnv
+    from moonmill.types import Rollout
+
+_HUMAN, _RANDOM = "human", "random"
+_NAMED = 3
+"""Ids that a message names."""
+
+
+@click.command(cls=Command)
+@episode_options
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Appended to: JSON lines.")
+@click.option(
+    "--agent",
+    "player",
+    default=_HUMAN,
+    show_default=True,
+    help="Who plays: human, random, or file.py:function or module:function, which is given the messages so far and "
+    "returns the next.",
+)
+@json_option
+def record(chosen: Chosen, out: Path, player: str, as_json: bool) -> None:
+    """Play one episode and write it into a file, to be replayed."""
+    from contextlib import closing
+
+    from msgspec.structs import replace
+
+    from moonmill.cli.output import console, print_json
+    from moonmill.cli.transcripts import print_rollout
+    from moonmill.jsonl import JsonlWriter, read_jsonl
+    from moonmill.types import Rollout
+
+    screen = console(sys.stderr if as_json else None)
+    agent = agent_called(player)
+    known = {rollout.id for rollout in read_jsonl(out, Rollout)}
+    with closing(JsonlWriter(out)) as writer:
+        rollout = play_by_hand(chosen, screen) if agent is None else chosen.played_by(agent, chosen.factory())
+        rollout = replace(rollout, id=_free(rollout.id, known))
+        writer.append(rollout)
+    if agent is not None:
+        print_rollout(screen, rollout)
+    screen.print(f"recorded in {out}: moonmill envs replay {out}{_given_again(chosen)}", style="dim")
+    if as_json:
+        print_json(rollout)
+    if rollout.error:
+        click.get_current_context().exit(1)
+
+
+def _free(id: str, known: set[str]) -> str:
+    """`id`, or with a number behind it what is not known yet."""
+    return next(free for n in count(1) if (free := f"{id}-{n}" if n > 1 else id) not in known)
+
+
+def agent_called(player: str) -> "Agent | None":
+    """The agent of `--agent`, None for a person.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    from moonmill.agents.scripted import RandomAgent, ScriptedAgent
+    from moonmill.registry import resolve
+
+    if player == _HUMAN:
+        return None
+    if player == _RANDOM:
+        return RandomAgent()
+    if ":" not in player:
+        near = difflib.get_close_matches(player, (_HUMAN, _RANDOM), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(
+            f"--agent: {player!r} is neither human nor random, nor a place such as file.py:function{hint}"
+        )
+    return ScriptedAgent(resolve(player, "function"))
+
+
+@click.command(cls=Command)
+@click.argument("file", metavar="FILE|RUN", type=click.Path(path_type=Path))
+@click.option("--rollout", "ids", multiple=True, metavar="ID", help="Only this one. May be repeated.")
+@sandbox_option
+@args_option
+@json_option
+def replay(file: Path, ids: tuple[str, ...], provider: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Play recorded episodes again, and show where one goes otherwise.
+
+    FILE was written by `moonmill envs record`; RUN is a run's directory, with all that was trained on. The environment
+    is given the recorded task, seed and messages of the model; what it answers, and the rewards, must be the same byte
+    by byte. Ends with the exit code 1 where they are not.
+    """
+    from moonmill.agents.replaying import replay as play_again
+    from moonmill.cli.output import console, print_json
+    from moonmill.config import SandboxConfig
+    from moonmill.envs import SandboxService
+    from moonmill.sandboxes.providers import make_provider
+    from moonmill.signals import run_until_stopped
+
+    make_provider(provider)
+    rollouts, config_args, env_id = recorded_in(file, ids)
+    factories = {r.env: _factory(env_id or r.env, config_args, overrides) for r in rollouts}
+    out = console(sys.stderr if as_json else None)
+
+    async def work() -> "list[Replay]":
+        done = []
+        for rollout in rollouts:
+            done.append(await play_again(rollout, factories[rollout.env]))
+            _show(out, done[-1])
+        return done
+
+    with SandboxService(SandboxConfig(provider=provider)):
+        done = run_until_stopped(work)
+    differing = sum(one.difference is not None for one in done)
+    skipped = sum(bool(one.skipped) for one in done)
+    out.print(f"{len(done) - differing - skipped} as recorded, {differing} otherwise, {skipped} passed over")
+    if as_json:
+        print_json(done)
+    if differing:
+        click.get_current_context().exit(1)
+
+
+def recorded_in(file: Path, ids: tuple[str, ...]) -> "tuple[list[Rollout], Mapping[str, object], str | None]":
+    """The rollouts of a file or a run; of a run also the arguments and the id of its environment.
+
+    Raises:
+        ConfigError: there is no such file, or none of these ids in it.
+    """
+    from moonmill.config_io import load_config
+    from moonmill.jsonl import read_jsonl
+    from moonmill.rundir import RunDirectory
+    from moonmill.types import Rollout
+
+    args: Mapping[str, object] = {}
+    env_id, log = None, file
+    if file.is_dir():
+        run = RunDirectory.open(file)
+        env = load_config(run.config).env
+        log, args, env_id = run.rollouts, env.args, env.id
+    elif not file.exists():
+        raise ConfigError(f"there is no file {file}: give one of `moonmill envs record`, or a run's directory")
+    known, found = [], []
+    for rollout in read_jsonl(log, Rollout):
+        known.append(rollout.id)
+        if not ids or rollout.id in ids:
+            found.append(rollout)
+    if missing := [id for id in ids if id not in known]:
+        shown = ", ".join(difflib.get_close_matches(missing[0], known, n=_NAMED, cutoff=0) or known[:_NAMED])
+        raise ConfigError(f"{log} has no rollout {missing[0]!r}; it has {len(known)}, such as {shown or 'none'}")
+    if not found:
+        raise ConfigError(f"{log} has no rollouts")
+    return found, args, env_id
+
+
+def _factory(env_id: str, args: "Mapping[str, object]", overrides: tuple[str, ...]) -> "Callable[[], MultiTurnEnv]":
+    from functools import partial
+
+    from moonmill.config_io import make_env_config
+    from moonmill.registry import make
+
+    return partial(make, env_id, **{**args, **make_env_config(env_id, overrides).args})
+
+
+def _show(out: "Console", done: "Replay") -> None:
+    turns = f"{done.turns} turn{'s' * (done.turns != 1)}"
+    if done.skipped:
+        out.print(f"{done.id}: passed over: {done.skipped}, which its record does not decide", style="yellow")
+    elif done.difference is None:
+        out.print(f"{done.id}: as recorded, {turns}", style="green")
+    else:
+        out.print(f"{done.id}: goes otherwise at {done.difference.where}", style="red")
+        out.print(f"  recorded: {done.difference.first}\n  now:      {done.difference.second}")
+
+
+def _given_again(chosen: Chosen) -> str:
+    """What a replay has to be told again."""
+    from shlex import quote
+
+    sandbox = () if chosen.provider == "local" else ("--sandbox", chosen.provider)
+    given = (*sandbox, *(word for override in chosen.overrides for word in ("--set", override)))
+    return "".join(f" {quote(word)}" for word in given)
