@@ -5,7 +5,7 @@ from itertools import zip_longest
 
 from msgspec import Struct
 
-_BEFORE, _SHOWN = 40, 160
+_BEFORE, _SHOWN = 40, 100
 """Characters of a value that are shown: so many of them before what differs."""
 
 Event = tuple[str, str]

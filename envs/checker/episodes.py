@@ -1,6 +1,7 @@
 """Episodes: nothing breaks, and equal seeds make equal episodes, alone, side by side, and one after another."""
 
 import re
+from collections.abc import Iterator
 
 from moonmill.blame import text_of
 from moonmill.envs.checker.findings import Finding, error, place, warning
@@ -79,8 +80,7 @@ async def interleaving(subject: Subject) -> list[Finding]:
                     subject,
                     parted,
                     "an episode went otherwise because another went on beside it",
-                    "keep the episode's state in `self`: what stands in the class or the module is shared by all of "
-                    "them",
+                    "keep the episode's state in `self`: what stands in the class or the module is shared by all",
                 )
             ]
     return []
@@ -113,12 +113,21 @@ async def reset(subject: Subject) -> list[Finding]:
 
 
 def _differs(subject: Subject, parted: Difference, what: str, advice: str) -> Finding:
+    shared = ", ".join(_shared(type(subject.env)))
     return error(
         f"{what}: {parted.where} differs",
-        advice,
+        f"{advice}; the class has {shared}, which can be changed" if shared else advice,
         where=place(type(subject.env)),
         value=f"{parted.first} then, {parted.second} now",
     )
+
+
+def _shared(owner: type) -> Iterator[str]:
+    """What an author's classes hold that all their episodes could change."""
+    for cls in owner.__mro__:
+        for name, value in vars(cls).items():
+            if isinstance(value, list | dict | set | bytearray) and not name.startswith("__"):
+                yield f"{cls.__name__}.{name}"
 
 
 def _broken(trace: Trace) -> list[Finding]:

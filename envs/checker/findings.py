@@ -7,7 +7,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 Level = Literal["error", "warning"]
-_SHOWN = 200
+_SHOWN = 400
 """Characters of a value that are shown."""
 
 

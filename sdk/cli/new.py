@@ -26,7 +26,7 @@ _FILES = {
     "pyproject.toml.txt": "pyproject.toml",
     "README.md.txt": "README.md",
     "config.yaml.txt": "config.yaml",
-    "environment.py.txt": "{module}/__init__.py",
+    "environment.py.txt": "src/{module}/__init__.py",
     "test_environment.py.txt": "tests/test_{module}.py",
 }
 
@@ -109,7 +109,7 @@ def write(names: _Names, folder: Path) -> None:
     try:
         for template, made in _FILES.items():
             path = folder / made.format(module=names.module)
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             text = files("moonmill.cli").joinpath("template", template).read_text(encoding="utf-8")
             path.write_text(Template(text).substitute(asdict(names)), encoding="utf-8")
     except OSError as e:

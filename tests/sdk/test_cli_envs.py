@@ -61,7 +61,7 @@ def test_a_new_package_works_and_is_found_by_its_entry_point(here: Path) -> None
     package = here / "mine" / "unit-shop"
     assert {str(path.relative_to(package)) for path in package.rglob("*") if path.is_file()} == {
         *("pyproject.toml", "README.md", "config.yaml"),
-        *("unit_shop/__init__.py", "tests/test_unit_shop.py"),
+        *("src/unit_shop/__init__.py", "tests/test_unit_shop.py"),
     }
     assert "moonmill envs check unit-shop-v0" in result.output
     project = tomllib.loads((package / "pyproject.toml").read_text())
