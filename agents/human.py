@@ -7,7 +7,7 @@ A line that begins with `/` calls a tool, anything else is the answer:
     /convert 3.5 mi                  several arguments in their order, each read as JSON, else as text
     /convert value=3.5 to=mi         or by name
     /convert {"value": 3.5}          or all as one JSON object, taken as it stands
-    /help, /tools, /quit             are for you and cost no turn
+    /help, /tools, /last, /quit      are for you and cost no turn
 """
 
 import json
@@ -26,7 +26,8 @@ HINT = "type your answer, or call a tool with /NAME; /help says how, /quit leave
 _HELP = """A line that does not begin with / is your answer. One that does calls a tool, with its values in their order,
 by name, or as JSON; a value with spaces stands in quotes. Where a tool needs but one, that is all that follows:
   /NAME value value        /NAME name=value name=value        /NAME {"name": value}        /NAME all that follows
-/tools lists the tools, /help shows this, /quit leaves the episode: none of these costs a turn."""
+/tools lists the tools, /last shows again what you were told last, /help shows this, /quit leaves the episode: none of
+these costs a turn."""
 
 
 class UnclearError(ValueError):
@@ -56,8 +57,10 @@ class _HumanSession:
         self._agent = agent
         self._tools = {t.name: t for t in tools}
         self._calls = 0
+        self._last: Sequence[Message] = ()
 
     async def act(self, new_messages: Sequence[Message]) -> Turn:
+        self._last = new_messages
         for message in new_messages:
             self._agent.show(message)
         while True:
@@ -86,6 +89,8 @@ class _HumanSession:
             raise EOFError
         if name == "help":
             raise UnclearError(_HELP)
+        if name == "last":
+            raise UnclearError("\n".join(f"{message.role}: {message.content}" for message in self._last) or "nothing")
         if name == "tools":
             raise UnclearError("\n".join(line for tool in self._tools.values() for line in describe(tool)) or "none")
 

@@ -78,7 +78,10 @@ async def look(
             skipped[check] = missing
             continue
         tell(check)
-        found = [replace(finding, check=check) for finding in await method(subject)]
+        try:
+            found = [replace(finding, check=check) for finding in await method(subject)]
+        except MoonmillError as e:
+            found = [error(f"the environment's own code broke: {text_of(e)}", "mend it", check=check)]
         findings += found
         if not found:
             passed.append(check)

@@ -2,6 +2,7 @@
 
 import inspect
 
+from moonmill.blame import blaming
 from moonmill.envs.checker.findings import Finding, error, place, warning
 from moonmill.envs.checker.subject import Subject
 from moonmill.envs.docstrings import parse_docstring
@@ -34,7 +35,8 @@ async def signatures(subject: Subject) -> list[Finding]:
                 )
             )
     try:
-        limits_of(subject.env)
+        with blaming(subject.env_id, "its limits"):
+            limits_of(subject.env)
     except EnvCodeError as e:
         found.append(error(str(e), "set it in the class or in the constructor", where=place(owner)))
     return found

@@ -64,9 +64,9 @@ class Report(Struct, frozen=True):
         return not self.errors
 
 
-def error(what: str, advice: str, *, where: str = "", value: object = "") -> Finding:
+def error(what: str, advice: str, *, where: str = "", value: object = "", check: str = "") -> Finding:
     """Training would go wrong."""
-    return Finding("error", what, advice, where, shown(value))
+    return Finding("error", what, advice, where, shown(value), check)
 
 
 def warning(what: str, advice: str, *, where: str = "", value: object = "") -> Finding:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from moonmill.blame import text_of
+from moonmill.blame import blaming, text_of
 from moonmill.config import ModelConfig
 from moonmill.envs.checker.findings import Finding, error, place, warning
 from moonmill.envs.checker.subject import SPLITS, Subject, as_recorded
@@ -99,7 +99,8 @@ async def prompts(subject: Subject) -> list[Finding]:
     sizes = {}
     for task in _all(subject):
         env.task = task
-        told = sum(len(message.content) for message in prompt_of(env))
+        with blaming(subject.env_id, "its system_prompt"):
+            told = sum(len(message.content) for message in prompt_of(env))
         sizes[task.id] = (told + tools) // _TOKEN_CHARS
     longest = max(sizes, key=lambda name: sizes[name])
     tokens, value = sizes[longest], f"about {sizes[longest]} tokens, {tools // _TOKEN_CHARS} of them for the tools"

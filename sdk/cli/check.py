@@ -1,5 +1,6 @@
 """`moonmill envs check`: does an environment keep what training takes for granted."""
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -48,7 +49,8 @@ def check(
     args = make_env_config(env_id, overrides).args
     make(env_id, **args)  # an id that is none is no finding
     with SandboxService(SandboxConfig(provider=provider)):
-        report = run_until_stopped(partial(look, env_id, seed=seed, args=args, checks=checks or None))
+        work = partial(look, env_id, seed=seed, args=args, checks=checks or None, tell=_tell)
+        report = run_until_stopped(work)
     if as_json:
         print_json({"ok": report.ok, **_plain(report)})
     else:
@@ -59,6 +61,12 @@ def check(
             out.print(line)
     if not report.ok:
         click.get_current_context().exit(1)
+
+
+def _tell(check: str) -> None:
+    """For who waits at a terminal: sandboxes take their time."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        click.echo(f"{check} …", err=True)
 
 
 def summary(report: "Report") -> "Iterator[str]":

@@ -6,7 +6,7 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from moonmill.agents.agent import Agent
-    from moonmill.envs import MultiTurnEnv, ToolSpec
+    from moonmill.envs import MultiTurnEnv
     from moonmill.types import Rollout, Task
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,7 +108,7 @@ def play(chosen: Chosen, as_json: bool) -> None:
     """Play one episode: you are the model.
 
     A line that begins with / calls a tool, as in /calculate 2*3, /convert 3.5 mi or /convert value=3.5 to=mi; any other
-    is your answer. /help, /tools and /quit are for you.
+    is your answer. /help, /tools, /last and /quit are for you.
     """
     from moonmill.cli.output import console, print_json
 
@@ -129,7 +129,7 @@ def play_by_hand(chosen: Chosen, out: "Console") -> "Rollout":
     factory = chosen.factory()
     task = Taskset(factory, chosen.split, chosen.seed).task(chosen.index)
     lines = Lines("> " if out.is_terminal else "")
-    for line in (*introduction(task, factory().tool_specs), HINT):
+    for line in (*introduction(task, factory()), HINT):
         out.print(line, style="dim")
     shown: list[Message] = []
 
@@ -148,12 +148,13 @@ def play_by_hand(chosen: Chosen, out: "Console") -> "Rollout":
     return rollout
 
 
-def introduction(task: "Task", tools: "Sequence[ToolSpec]") -> list[str]:
+def introduction(task: "Task", env: "MultiTurnEnv") -> list[str]:
     """What a player should know before the first message."""
     from moonmill.agents.human import usage
 
     level = f", level {task.level}" if task.level else ""
-    return [f"task {task.id}{level}", *(f"{usage(tool)}: {tool.description}" for tool in tools)]
+    tools = (f"{usage(tool)}: {tool.description}" for tool in env.tool_specs)
+    return [f"task {task.id}{level}, at most {env.max_turns} turns", *tools]
 
 
 class Lines:

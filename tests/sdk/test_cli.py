@@ -31,6 +31,8 @@ COMMANDS = [
     *("engine", "sandbox"),
 ]
 
+ENVS = [f"envs {name}" for name in ("list", "show", "play", "check", "record", "replay", "new")]
+
 
 def run(*arguments: str, input: str | None = None):
     return CliRunner().invoke(cli, arguments, input=input)
@@ -67,9 +69,7 @@ def test_help_names_every_command_and_says_what_it_does():
     assert "..." not in result.output.partition("Commands:")[2]
 
 
-@pytest.mark.parametrize(
-    "command", [*COMMANDS, "envs list", "envs show", "envs play", "engine install", "engine list", "engine serve"]
-)
+@pytest.mark.parametrize("command", [*COMMANDS, *ENVS, "engine install", "engine list", "engine serve"])
 def test_every_command_explains_itself(command):
     result = run(*command.split(), "-h")
     assert result.exit_code == 0
@@ -78,7 +78,7 @@ def test_every_command_explains_itself(command):
 
 @pytest.mark.parametrize(
     "command",
-    ["validate x", "train x", "eval x", "inspect x", "envs list", "envs show x", "envs play x", "serve x", "export x"],
+    ["validate x", "train x", "eval x", "inspect x", *(f"{name} x" for name in ENVS[:-1]), "serve x", "export x"],
 )
 def test_every_command_with_results_has_them_as_json(command):
     assert "--json" in run(*command.split()[:-1] if command.endswith("x") else command.split(), "--help").output
@@ -395,12 +395,13 @@ class _Helper(MultiTurnEnv):
 
 def test_a_player_sees_the_last_answer_the_reward_and_why_the_episode_ended(tmp_path):
     (tmp_path / "game.py").write_text(GAME)
-    typed = "/help\n/tools\n/put a\n/put a 3\n"
+    typed = "/help\n/tools\n/put a\n/last\n/put a 3\n"
     result = moonmill_process("envs", "play", "game.py:Game", input=typed, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
+    assert lines[0] == "task train-0, at most 8 turns"
     assert lines[1:5] == ["/put key=… count=…: Put.", HINT, "system: Put things.", "user: Go."]
-    assert "count missing; type /put key=… count=…" in lines
+    assert lines[-7:-4] == ["count missing; type /put key=… count=…", "system: Put things.", "user: Go."]
     assert lines[-4:] == [
         "tool: 3 of a put",
         "",

@@ -11,6 +11,7 @@ from moonmill.agents.runner import EpisodeRunner
 from moonmill.agents.scripted import ScriptedAgent
 from moonmill.config import SandboxConfig
 from moonmill.envs import SandboxService, Taskset
+from moonmill.envs.checker import check_env
 from moonmill.envs.library.coding import humaneval
 from moonmill.envs.library.coding.expert import demonstrate
 from moonmill.envs.library.python_code import PythonCode
@@ -232,3 +233,8 @@ def test_a_submission_that_ends_its_sandbox_is_worth_nothing_and_fails_nothing()
     """What this one takes counts for no process, so that the kernel ends the first of the sandbox."""
     rollout = play(submitting(f"def solve(x): return 0\n{TAKES_ALL_MEMORY}"))
     assert (rollout.status, rollout.reward) == (Status.FINISHED, 0.0)
+
+
+def test_it_keeps_what_training_takes_for_granted() -> None:
+    report = check_env("python-code-v0")
+    assert report.findings == (), list(map(str, report.findings))
