@@ -19,7 +19,7 @@ from moonmill.seeding import derive_seed
 from moonmill.types import Message, Rollout, Status, StopReason, Task, ToolFault
 
 SPLITS = ("train", "eval")
-EPISODE_SECONDS = 60.0
+EPISODE_SECONDS = 120.0
 """An episode of a check may take no longer: its player answers at once."""
 _MOST_TASKS = 100
 _TASK_SECONDS = 5.0

@@ -522,4 +522,5 @@ def _torch() -> float:
 
 def test_randomness_of_torch() -> None:
     """The last one here: with torch in the process all others would take longer."""
+    _torch()  # imported here, which takes as long as it takes
     test_randomness(_torch, "torch")
