@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from moonmill.config import SandboxConfig
 from moonmill.envs.checker.findings import Finding, error, place
-from moonmill.envs.checker.subject import SPLITS, Subject
+from moonmill.envs.checker.subject import SPLITS, Subject, as_recorded
 from moonmill.envs.differences import Event, first_difference
 from moonmill.envs.sandbox_service import SandboxService
 from moonmill.errors import RegistryError
@@ -79,7 +79,7 @@ async def another_process(subject: Subject) -> list[Finding]:
 
 
 def _event(task: Task) -> Event:
-    return f"task {task.id}", msgspec.json.encode(task, order="deterministic").decode()
+    return f"task {task.id}", msgspec.json.encode(as_recorded(task), order="deterministic").decode()
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from moonmill.errors import EnvCodeError, MoonmillError
 from moonmill.registry import make
 
 _SLOW_STEP_MS = 2000.0
-_FEW_TASKS = 2.0
+_FEW_TASKS = 0.5
 """In a second."""
 
 
