@@ -2,6 +2,7 @@
 
 from moonmill.envs.base import MultiTurnEnv
 from moonmill.envs.feed import TaskFeed
+from moonmill.envs.foreign import Endpoint, ForeignEnv, Outcome
 from moonmill.envs.host import EnvHost, StepResult
 from moonmill.envs.marks import metric, reward, stop
 from moonmill.envs.sandbox_handles import AsyncSandbox, BlockingSandbox
@@ -12,8 +13,11 @@ from moonmill.envs.tools import ToolSpec, tool
 __all__ = [
     "AsyncSandbox",
     "BlockingSandbox",
+    "Endpoint",
     "EnvHost",
+    "ForeignEnv",
     "MultiTurnEnv",
+    "Outcome",
     "SandboxService",
     "StepResult",
     "TaskFeed",

@@ -20,6 +20,7 @@ from moonmill.envs.base import MultiTurnEnv
 from moonmill.envs.clock import Clock
 from moonmill.envs.episode import Episode
 from moonmill.envs.episode_sandboxes import EpisodeSandboxes
+from moonmill.envs.foreign import Endpoint, ForeignEnv, Outcome, play, score_outcome
 from moonmill.envs.lifecycle import close_on_the_loop, is_async
 from moonmill.envs.limits import Limits, limits_of
 from moonmill.envs.loop import soon_here
@@ -88,6 +89,11 @@ class EnvHost:
         return self._env.tool_specs
 
     @property
+    def is_foreign(self) -> bool:
+        """A program plays it: with `play` in the place of `step`."""
+        return isinstance(self._env, ForeignEnv)
+
+    @property
     def limits(self) -> Limits:
         """As they are since the reset."""
         return self._limits
@@ -113,13 +119,23 @@ class EnvHost:
             reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self._limits.reward_bounds)
         return StepResult(messages, reward, terminated, truncated)
 
-    async def score(self, rollout: Rollout) -> Rollout:
-        """`rollout` with its rewards, metrics and reward; unscored where that takes too long."""
+    async def play(self, model: Endpoint, seed: int) -> Outcome:
+        """Have a program play the episode that has begun."""
+        assert isinstance(self._env, ForeignEnv)
+        return await self._guarded("play", partial(play, self._env, self.env_id, model, seed))
+
+    async def score(self, rollout: Rollout, outcome: Outcome | None = None) -> Rollout:
+        """`rollout` with its rewards, metrics and reward; unscored where that takes too long.
+
+        Args:
+            rollout: as it was played.
+            outcome: what a program says of it.
+        """
         if self._thread.abandoned:
             return unscored(rollout, "the environment is still busy with a call that had to be left behind")
         limit = self._limits.max_scoring_seconds
         with self.time_limit(limit) as scope:
-            rollout = await self._guarded("scoring", partial(score, self._env, self.env_id, rollout))
+            rollout = await self._guarded("scoring", partial(self._score, rollout, outcome))
         if scope.cancelled_caught:
             return unscored(rollout, f"scoring took longer than max_scoring_seconds ({limit:g})")
         return rollout
@@ -134,6 +150,11 @@ class EnvHost:
                 yield scope
             finally:
                 clocks.remove(clock)
+
+    def _score(self, rollout: Rollout, outcome: Outcome | None) -> Rollout:
+        if isinstance(self._env, ForeignEnv):
+            return score_outcome(self._env, self.env_id, rollout, outcome or Outcome())
+        return score(self._env, self.env_id, rollout)
 
     def _construct(self) -> MultiTurnEnv:
         env: object = self._factory()

@@ -144,6 +144,9 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
 
     `segments` alternates `Observation` and `Action`, in the order of the context; agents without tokens (scripted,
     human, chat API) leave it empty. `turn_rewards[i]` belongs to the i-th assistant turn, and so to the i-th action.
+
+    An episode that a program plays may have several contexts: `branches` are those besides `segments`. What one shares
+    with an earlier one is `Observation` in it, so that every sampled token is an action exactly once.
     """
 
     id: str
@@ -158,6 +161,7 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
     """Rollouts of one task that are compared with one another share a group."""
     messages: tuple[Message, ...] = ()
     segments: tuple[Segment, ...] = ()
+    branches: tuple[tuple[Segment, ...], ...] = ()
     reward: float | None = None
     """Weighted sum of `rewards` plus the sum of `turn_rewards`. None means unscored: never trained on, never 0."""
     rewards: dict[str, float] = {}
@@ -169,8 +173,14 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
     schema_version: int = SCHEMA_VERSION
 
     @property
+    def contexts(self) -> tuple[tuple[Segment, ...], ...]:
+        """`segments` and `branches`, those in which something was sampled: the sequences to train on."""
+        return tuple(c for c in (self.segments, *self.branches) if any(isinstance(s, Action) and s.tokens for s in c))
+
+    @property
     def actions(self) -> tuple[Action, ...]:
-        return tuple(s for s in self.segments if isinstance(s, Action))
+        """Of all contexts, one after another."""
+        return tuple(s for context in (self.segments, *self.branches) for s in context if isinstance(s, Action))
 
     @property
     def action_tokens(self) -> int:
@@ -178,7 +188,8 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def tokens(self) -> int:
-        return sum(len(s.tokens) for s in self.segments)
+        """Of all contexts: what several share counts in each."""
+        return sum(len(s.tokens) for context in (self.segments, *self.branches) for s in context)
 
     @property
     def turns(self) -> int:

@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from moonmill.agents.engine.bodies import read_body
 from moonmill.agents.engine.chat import chat
 from moonmill.agents.engine.completions import complete
-from moonmill.agents.engine.protocol import ApiError, LoadRequest, UnloadRequest, decode_body
+from moonmill.agents.engine.protocol import LoadRequest, UnloadRequest, decode_body
+from moonmill.agents.engine.responses import ERROR_HANDLERS
 from moonmill.agents.engine.service import Service
 
 
@@ -78,12 +78,7 @@ def make_app(service: Service) -> Starlette:
     ]
     return Starlette(
         routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in routes],
-        exception_handlers={
-            ApiError: _api_error,
-            HTTPException: _http_error,
-            ClientDisconnect: _gone,
-            Exception: _internal_error,
-        },
+        exception_handlers=ERROR_HANDLERS,
         lifespan=lifespan,
     )
 
@@ -107,22 +102,3 @@ def _metrics(service: Service) -> str:
         ("generated_tokens_total", "counter", counters.generated_tokens),
     ]
     return "".join(f"# TYPE moonmill_{name} {kind}\nmoonmill_{name} {value}\n" for name, kind, value in rows)
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return Response(error.body(), status_code=error.status, media_type="application/json")
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return await _api_error(request, ApiError(message, error.status_code))
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _internal_error(request: Request, error: Exception) -> Response:
-    return await _api_error(request, ApiError(f"internal error: {type(error).__name__}", 500))

@@ -6,29 +6,26 @@ end. As with vLLM, a message is told as the text it is where one of its calls is
 tool that was not offered, or with arguments that are not a JSON object.
 """
 
-import json
 import time
 import uuid
 from bisect import bisect_left
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from moonmill.agents.engine.protocol import ApiError, ChatCall, ChatMessage, ChatRequest, Usage, decode_body
+from moonmill.agents.engine.chat_shapes import given_messages, offered_tools, told_arguments, told_call
+from moonmill.agents.engine.protocol import ApiError, ChatRequest, Usage, decode_body
 from moonmill.agents.engine.responses import Event, WhileConnected, streamed, whole
 from moonmill.agents.engine.service import Piece, Service
 from moonmill.envs import ToolSpec
 from moonmill.errors import RenderError
-from moonmill.types import Message, ToolCall
+from moonmill.types import Message
 
 if TYPE_CHECKING:
     from moonmill.agents.rendering import TurnRenderer
 
-_ROLES: tuple[str, ...] = get_args(Message.__annotations__["role"])
-_AS_SYSTEM = "developer"
-"""What newer clients of OpenAI's call the system's role."""
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -40,11 +37,7 @@ def chat(service: Service, body: bytes) -> WhileConnected:
     """
     request = decode_body(body, ChatRequest)
     service.require(request.model)
-    tools = _tools(request)
-    messages = [_message(m, i) for i, m in enumerate(request.messages)]
-    if not messages:
-        raise ApiError("messages is empty: a chat needs at least one", param="messages")
-    answer = _Chat(service, request, tools, messages, len(body))
+    answer = _Chat(service, request, offered_tools(request), given_messages(request), len(body))
     return streamed(answer.events) if request.stream else whole(answer.answer)
 
 
@@ -81,7 +74,7 @@ class _Chat:
         if parsed.reasoning is not None:
             message["reasoning_content"] = parsed.reasoning
         if parsed.tool_calls:
-            message["tool_calls"] = [_call(c) for c in parsed.tool_calls]
+            message["tool_calls"] = [told_call(c) for c in parsed.tool_calls]
         elif message["content"] is None:
             message["content"] = ""
         choice: dict[str, Any] = {
@@ -118,7 +111,7 @@ class _Chat:
                 if reasoning.startswith(reasoned) and reasoning != reasoned:
                     delta["reasoning_content"], reasoned = reasoning[len(reasoned) :], reasoning
                 if last and parsed.tool_calls:
-                    delta["tool_calls"] = [{"index": i, **_call(c)} for i, c in enumerate(parsed.tool_calls)]
+                    delta["tool_calls"] = [{"index": i, **told_call(c)} for i, c in enumerate(parsed.tool_calls)]
                 body = self._chunk(delta, piece, parsed)
                 yield Event(msgspec.json.encode(body), last and not self._request.with_usage)
         if self._request.with_usage:
@@ -144,7 +137,7 @@ class _Chat:
         if isinstance(piece.stop_reason, str):
             return Message("assistant", text)
         parsed = self._parse(tokens)
-        if all(call.name in self._offered and _arguments(call) for call in parsed.tool_calls):
+        if all(call.name in self._offered and told_arguments(call) for call in parsed.tool_calls):
             return parsed
         if self._call_at is None:
             ends = range(1, len(tokens) + 1)
@@ -197,69 +190,3 @@ class _Chat:
 
 def _finish(piece: Piece, parsed: Message) -> str | None:
     return "tool_calls" if piece.finish == "stop" and parsed.tool_calls else piece.finish
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
-
-
-def _arguments(call: ToolCall) -> str | None:
-    """A call's arguments as the JSON of an object; None where that is not what they are."""
-    if call.error is not None:
-        return None
-    try:
-        # The standard library's, since what a model writes may hold numbers of any length.
-        arguments = json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments
-        return json.dumps(arguments, allow_nan=False, separators=(",", ":")) if isinstance(arguments, dict) else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _tools(request: ChatRequest) -> tuple[ToolSpec, ...]:
-    if request.tool_choice not in (None, "auto", "none"):
-        raise ApiError(
-            f"tool_choice={request.tool_choice!r} is not supported by the embedded engine: 'auto' and 'none' are",
-            param="tool_choice",
-        )
-    if request.tool_choice == "none":
-        return ()
-    none: dict[str, Any] = {"type": "object", "properties": {}}
-    functions = [tool.function for tool in request.tools or ()]
-    return tuple(ToolSpec(f.name, f.description or "", f.parameters or none) for f in functions)
-
-
-def _message(message: ChatMessage, index: int) -> Message:
-    role = "system" if message.role == _AS_SYSTEM else message.role
-    if role not in _ROLES:
-        raise ApiError(f"role={role!r} is not one of {', '.join(_ROLES)}", param=f"messages[{index}].role")
-    return Message(
-        role,  # type: ignore[arg-type]  # just checked
-        _content(message, index),
-        tuple(_tool_call(c) for c in message.tool_calls or ()),
-        message.tool_call_id,
-        message.name,
-        message.reasoning_content,
-    )
-
-
-def _content(message: ChatMessage, index: int) -> str:
-    content = message.content
-    if content is None or isinstance(content, str):
-        return content or ""
-    for part in content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ApiError(
-                f"a part of type {part.get('type')!r} is not supported: only text is",
-                param=f"messages[{index}].content",
-            )
-    return "".join(part["text"] for part in content)
-
-
-def _tool_call(call: ChatCall) -> ToolCall:
-    arguments = call.function.arguments
-    if isinstance(arguments, str):
-        try:
-            return ToolCall(call.id, call.function.name, msgspec.json.decode(arguments, type=dict[str, Any]))
-        except (msgspec.MsgspecError, RecursionError):
-            return ToolCall(call.id, call.function.name, arguments)
-    return ToolCall(call.id, call.function.name, arguments or {})

@@ -52,24 +52,34 @@ nothing."""
 _Unsupported = msgspec.defstruct("_Unsupported", [(name, Any, None) for name in _ONLY])
 
 
-class ApiError(Exception):
-    """What a request gets instead of an answer."""
+_KINDS = {401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimitError"}
 
-    def __init__(self, message: str, status: int = 400, param: str | None = None) -> None:
+
+class ApiError(Exception):
+    """What a request gets instead of an answer.
+
+    Args:
+        message: shortened where it is long.
+        status: of HTTP.
+        param: the field that is to blame.
+        code: OpenAI's name for the error; None tells the status.
+    """
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         half = _LONGEST_MESSAGE // 2
         self.message = message if len(message) <= _LONGEST_MESSAGE else f"{message[:half]} ... {message[-half:]}"
         self.status = status
         self.param = param
+        self.code = code
 
     def body(self) -> bytes:
         """The error as OpenAI's clients expect it."""
-        kind = "NotFoundError" if self.status == 404 else "BadRequestError"
         error = {
             "message": self.message,
-            "type": kind if self.status < 500 else "InternalServerError",
+            "type": _KINDS.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError"),
             "param": self.param,
-            "code": self.status,
+            "code": self.code or self.status,
         }
         return msgspec.json.encode({"error": error})
 
@@ -250,7 +260,7 @@ def _refuse_unsupported(found: Struct) -> None:
         value = getattr(found, name)
         if value is not None and value not in usual:
             raise ApiError(
-                f"{name}={reprlib.repr(value)} is not supported by the embedded engine: leave it out or set it to "
+                f"{name}={reprlib.repr(value)} is not supported: leave it out or set it to "
                 f"{', '.join(map(repr, usual)) or 'null'}",
                 param=name,
             )

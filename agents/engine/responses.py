@@ -5,10 +5,12 @@ at once, streamed or not.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 from anyio import CancelScope
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -91,3 +93,31 @@ async def _cancel_on_disconnect(receive: Receive, scope: CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return Response(error.body(), status_code=error.status, media_type="application/json")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return await _api_error(request, ApiError(message, error.status_code))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    return await _api_error(request, ApiError(f"internal error: {type(error).__name__}", 500))
+
+
+ERROR_HANDLERS: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+    ApiError: _api_error,
+    HTTPException: _http_error,
+    ClientDisconnect: _gone,
+    Exception: _internal_error,
+}
+"""What an application answers where a route raises: OpenAI's error shape."""
