@@ -63,11 +63,11 @@ def not_finite(batch: Sequence[Packed], values: Sequence[Tensor]) -> list[int]:
         batch: the micro-batches.
         values: `[action tokens]` of each.
     """
-    found = []
+    found: set[int] = set()
     for packed, value in zip(batch, values, strict=True):
         micro = packed.batch
         parts = torch.split(value.isfinite(), list(micro.action_lengths))
-        found += [place for place, part in zip(micro.rollouts, parts, strict=True) if not part.all()]
+        found |= {place for place, part in zip(micro.rollouts, parts, strict=True) if not part.all()}
     return sorted(found)
 
 

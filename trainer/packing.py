@@ -1,37 +1,39 @@
 """Rollouts laid end to end: micro-batches without padding.
 
-What always holds: every rollout of a batch is in exactly one micro-batch, whole; a micro-batch has at most `budget`
-tokens, unless a single rollout alone has more; tokens are those that were sampled and observed, untouched. The order
+A rollout is one sequence, or several where it has branches: each is a context of its own, with the rollout's reward.
+What always holds: every sequence of a batch is in exactly one micro-batch, whole; a micro-batch has at most `budget`
+tokens, unless a single sequence alone has more; tokens are those that were sampled and observed, untouched. The order
 depends on the rollouts alone: shortest first, so that neighbours are of similar length, which is what attention likes.
-Where a batch is cut into parts, which updates take one after the other, a micro-batch is of one part.
+Where a batch is cut into parts, which updates take one after the other, a micro-batch is of one part, and so are all
+sequences of a rollout.
 
 The log-probability of a token, and the value of the context before it, are read one place to its left: `before`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from moonmill.errors import RunError
 from moonmill.trainer.algorithms.gae import place_rewards
-from moonmill.types import Action, Rollout, Status
+from moonmill.types import Action, Rollout, Segment, Status
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some rollouts of a batch as one row of tokens. `T` tokens, `A` action tokens, `V` valued, `R` rollouts."""
+    """Some sequences of a batch as one row of tokens. `T` tokens, `A` action tokens, `V` valued, `S` sequences."""
 
     rollouts: tuple[int, ...]
-    """`[R]`, their places in the batch."""
+    """`[S]`, the place in the batch of the rollout that each is of."""
     tokens: Tensor
     """`[T]`."""
     positions: Tensor
-    """`[T]`, counted from each rollout's own begin."""
+    """`[T]`, counted from each sequence's own begin."""
     cu_seqlens: Tensor
-    """`[R + 1]` int32, where rollouts begin and end in the row."""
+    """`[S + 1]` int32, where sequences begin and end in the row."""
     actions: Tensor
     """`[A]`, where the action tokens stand in the row."""
     behaviour: Tensor
@@ -41,18 +43,22 @@ class MicroBatch:
     rewards: Tensor
     """`[A]`, each reward at the last token of its action."""
     action_lengths: tuple[int, ...]
-    """`[R]`, action tokens of each rollout."""
+    """`[S]`, action tokens of each sequence."""
+    rollout_lengths: tuple[int, ...]
+    """`[S]`, action tokens of the whole rollout that each is of."""
+    oldest: Tensor
+    """`[S]`, the oldest version that sampled a token of the whole rollout."""
     valued: Tensor
     """`[V]`, where the tokens stand before which the critic has a value, the steps of GAE: `actions`, or every token
-    from a rollout's first action on."""
+    from a sequence's first action on."""
     valued_lengths: tuple[int, ...]
-    """`[R]`, such tokens of each rollout."""
+    """`[S]`, such tokens of each sequence."""
     turn_lengths: tuple[tuple[int, ...], ...]
-    """`[R][turns]`, tokens of each action."""
+    """`[S][turns]`, tokens of each action."""
     truncated: Tensor
-    """`[R]`, 1 where a limit ended the episode."""
+    """`[S]`, 1 where a limit ended the episode."""
     part: int = 0
-    """The part of the batch its rollouts are of."""
+    """The part of the batch its sequences are of."""
 
     @property
     def before(self) -> Tensor:
@@ -66,7 +72,7 @@ class MicroBatch:
 
     @property
     def ends(self) -> Tensor:
-        """`[R]`, where each rollout ends: its last token, be it sampled or observed."""
+        """`[S]`, where each sequence ends: its last token, be it sampled or observed."""
         return self.cu_seqlens[1:].long() - 1
 
     @property
@@ -85,7 +91,7 @@ class MicroBatch:
 def pack(
     rollouts: Sequence[Rollout], budget: int, parts: int = 1, *, skip_observations: bool = True
 ) -> tuple[MicroBatch, ...]:
-    """Micro-batches of at most `budget` tokens; a longer rollout gets one of its own.
+    """Micro-batches of at most `budget` tokens; a longer sequence gets one of its own.
 
     Args:
         rollouts: scored, each with at least one action token.
@@ -99,20 +105,37 @@ def pack(
     for rollout in rollouts:
         _check(rollout)
     part = [i * parts // len(rollouts) for i in range(len(rollouts))]
-    order = sorted(range(len(rollouts)), key=lambda i: (part[i], rollouts[i].tokens, i))
-    bins: list[list[int]] = []
+    sequences = [
+        _Sequence(i, number, context) for i, r in enumerate(rollouts) for number, context in enumerate(r.contexts)
+    ]
+    bins: list[list[_Sequence]] = []
     filled = budget
-    for index in order:
-        size = rollouts[index].tokens
-        if filled + size > budget or part[index] != part[bins[-1][0]]:
+    for sequence in sorted(sequences, key=lambda s: (part[s.rollout], s.size, s.rollout, s.number)):
+        if filled + sequence.size > budget or part[sequence.rollout] != part[bins[-1][0].rollout]:
             bins.append([])
             filled = 0
-        bins[-1].append(index)
-        filled += size
-    return tuple(_micro_batch(rollouts, indices, part[indices[0]], skip_observations) for indices in bins)
+        bins[-1].append(sequence)
+        filled += sequence.size
+    return tuple(_micro_batch(rollouts, some, part[some[0].rollout], skip_observations) for some in bins)
 
 
-def _micro_batch(rollouts: Sequence[Rollout], indices: Sequence[int], part: int, skip_observations: bool) -> MicroBatch:
+class _Sequence(NamedTuple):
+    """One context of a rollout."""
+
+    rollout: int
+    """The rollout's place in the batch."""
+    number: int
+    """The context's, in the rollout."""
+    segments: tuple[Segment, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(len(s.tokens) for s in self.segments)
+
+
+def _micro_batch(
+    rollouts: Sequence[Rollout], sequences: Sequence[_Sequence], part: int, skip_observations: bool
+) -> MicroBatch:
     tokens: list[int] = []
     positions: list[int] = []
     bounds = [0]
@@ -123,24 +146,28 @@ def _micro_batch(rollouts: Sequence[Rollout], indices: Sequence[int], part: int,
     versions: list[int] = []
     rewards: list[float] = []
     turns: list[tuple[int, ...]] = []
-    for index in indices:
-        rollout = rollouts[index]
+    whole = [rollouts[s.rollout] for s in sequences]
+    for rollout, sequence in zip(whole, sequences, strict=True):
         acted = len(actions)
-        for segment in rollout.segments:
+        lengths = []
+        for segment in sequence.segments:
             if isinstance(segment, Action):
                 actions += range(len(tokens), len(tokens) + len(segment.tokens))
                 behaviour += segment.logprobs
                 versions += segment.versions
+                lengths.append(len(segment.tokens))
             tokens += segment.tokens
         steps = actions[acted:] if skip_observations else range(actions[acted], len(tokens))
         valued += steps
         valued_lengths.append(len(steps))
         positions += range(len(tokens) - bounds[-1])
         bounds.append(len(tokens))
-        turns.append(tuple(len(a.tokens) for a in rollout.actions))
-        rewards += place_rewards(rollout.reward or 0.0, rollout.turn_rewards, turns[-1])
+        turns.append(tuple(lengths))
+        # Turns are those of `segments`: a branch has the whole reward at its end.
+        by_turn = rollout.turn_rewards if sequence.segments is rollout.segments else ()
+        rewards += place_rewards(rollout.reward or 0.0, by_turn, turns[-1])
     return MicroBatch(
-        rollouts=tuple(indices),
+        rollouts=tuple(s.rollout for s in sequences),
         tokens=torch.tensor(tokens),
         positions=torch.tensor(positions),
         cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
@@ -149,10 +176,12 @@ def _micro_batch(rollouts: Sequence[Rollout], indices: Sequence[int], part: int,
         versions=torch.tensor(versions),
         rewards=torch.tensor(rewards),
         action_lengths=tuple(map(sum, turns)),
+        rollout_lengths=tuple(r.action_tokens for r in whole),
+        oldest=torch.tensor([r.oldest_version for r in whole]),
         valued=torch.tensor(valued),
         valued_lengths=tuple(valued_lengths),
         turn_lengths=tuple(turns),
-        truncated=torch.tensor([float(rollouts[i].status is Status.TRUNCATED) for i in indices]),
+        truncated=torch.tensor([float(r.status is Status.TRUNCATED) for r in whole]),
         part=part,
     )
 
@@ -162,8 +191,8 @@ def _check(rollout: Rollout) -> None:
         raise RunError(f"rollout {rollout.id} is unscored and cannot be trained on")
     if not rollout.action_tokens:
         raise RunError(f"rollout {rollout.id} has no action tokens and cannot be trained on")
-    first = next(s for s in rollout.segments if s.tokens)
-    if isinstance(first, Action):
+    firsts = [next(s for s in context if s.tokens) for context in rollout.contexts]
+    if any(isinstance(first, Action) for first in firsts):
         raise RunError(f"rollout {rollout.id} begins with an action: its first token was sampled from no context")
     for number, action in enumerate(rollout.actions):
         if not len(action.tokens) == len(action.logprobs) == len(action.versions):

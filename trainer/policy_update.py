@@ -79,11 +79,12 @@ class PolicyUpdate:
             if not places:  # A batch of fewer rollouts than parts.
                 continue
             tokens = sum(len(batch[i].batch.actions) for i in places)
-            rollouts = sum(len(batch[i].batch.rollouts) for i in places)
+            rollouts = len({rollout for i in places for rollout in batch[i].batch.rollouts})
             part: list[TokenStats] = []
             for i in places:
                 weights = token_weights(
                     batch[i].batch.action_lengths,
+                    batch[i].batch.rollout_lengths,
                     algorithm.normalization,
                     tokens=tokens,
                     rollouts=rollouts,
@@ -162,7 +163,7 @@ class PolicyUpdate:
         power, micro = self._algorithm.staleness_scaling, packed.batch
         if power == 0:
             return advantages
-        return advantages * staleness_weights(micro.versions, micro.action_lengths, version, power).to(advantages)
+        return advantages * staleness_weights(micro.oldest, micro.action_lengths, version, power).to(advantages)
 
     @torch.no_grad()
     def _logprobs(self, packed: Packed) -> Tensor:

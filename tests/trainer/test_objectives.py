@@ -105,7 +105,9 @@ def batch_gradient(
     for parts in cut:
         tokens = joined(parts)
         loss, _ = objective_loss(objective, correction, tokens)
-        weights = token_weights(tokens.lengths, kind, tokens=sum(lengths), rollouts=len(lengths), constant=9)
+        weights = token_weights(
+            tokens.lengths, tokens.lengths, kind, tokens=sum(lengths), rollouts=len(lengths), constant=9
+        )
         (gradient,) = torch.autograd.grad((loss * weights).sum(), tokens.logprobs)
         found += torch.split(gradient, list(tokens.lengths))
     return found

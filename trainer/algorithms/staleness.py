@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 
-def staleness_weights(versions: Tensor, lengths: Sequence[int], version: int, power: float) -> Tensor:
+def staleness_weights(oldest: Tensor, lengths: Sequence[int], version: int, power: float) -> Tensor:
     """Weights `[action tokens]`, the same for all of a rollout.
 
     Args:
-        versions: `[action tokens]`, the policy version that sampled each.
-        lengths: action tokens of each rollout, which lie one after the other.
+        oldest: `[sequences]`, the oldest policy version that sampled a token of the rollout each is of.
+        lengths: action tokens of each sequence, which lie one after the other.
         version: the policy's, before the batch's updates.
         power: p.
     """
-    oldest = torch.cat([rollout.min().expand(len(rollout)) for rollout in torch.split(versions, list(lengths))])
-    return (1.0 + (version - oldest).clamp(min=0)) ** -power
+    weights = (1.0 + (version - oldest).clamp(min=0)) ** -power
+    return weights.repeat_interleave(torch.tensor(lengths, device=oldest.device))
