@@ -5,6 +5,7 @@ from moonmill.envs.feed import TaskFeed
 from moonmill.envs.foreign import Endpoint, ForeignEnv, Outcome
 from moonmill.envs.host import EnvHost, StepResult
 from moonmill.envs.marks import metric, reward, stop
+from moonmill.envs.programs import run_program
 from moonmill.envs.sandbox_handles import AsyncSandbox, BlockingSandbox
 from moonmill.envs.sandbox_service import SandboxService
 from moonmill.envs.taskset import Taskset
@@ -25,6 +26,7 @@ __all__ = [
     "ToolSpec",
     "metric",
     "reward",
+    "run_program",
     "stop",
     "tool",
 ]

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from anyio.from_thread import start_blocking_portal
-from openai import AsyncOpenAI
+from openai import APIStatusError, AsyncOpenAI, AuthenticationError, BadRequestError
 
 from moonmill import Action, Message, Observation, Rollout, Sampling, Status, StopReason, Task, ToolCall, reward
 from moonmill.agents.client import InferenceClient
@@ -17,7 +18,8 @@ from moonmill.agents.processes import ServerProcess
 from moonmill.agents.rendering import load_renderer
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.agents.scripted import ScriptedAgent
-from moonmill.envs import Endpoint, ForeignEnv, Outcome
+from moonmill.envs import Endpoint, ForeignEnv, Outcome, run_program
+from moonmill.errors import EngineError
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +63,12 @@ class Scored(Played):
     @reward
     def right(self, rollout: Rollout) -> float:
         return float(rollout.final_text() == "1155")
+
+
+class Patient(Played):
+    """Answers much."""
+
+    max_turns = 100
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +182,269 @@ async def test_an_agent_without_tokens_plays_too() -> None:
 
     rollout = await run(program, ScriptedAgent(script))
     assert (rollout.status, rollout.reward, rollout.segments, rollout.turns) == (Status.FINISHED, 1.0, (), 2)
+
+
+async def test_tokens_behind_a_stop_text_are_not_recorded(policy: PolicyAgent) -> None:
+    told: list[str | None] = []
+
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        said = await client.chat.completions.create(
+            model="policy", messages=asking(), tools=[CALCULATE], stop=["never", "+"], max_tokens=30
+        )
+        told.append(said.choices[0].message.content)
+        assert said.choices[0].finish_reason == "stop"
+        return Outcome(reward=1.0)
+
+    rollout = await run(program, policy)
+    assert rollout.error is None
+    [action] = rollout.actions
+    assert told[0] is not None
+    assert told[0].startswith("<call>")
+    assert policy.renderer.decode(action.tokens) == told[0] + "+"
+    assert len(action.logprobs) == len(action.versions) == len(action.tokens)
+
+
+async def test_an_answer_can_be_streamed(policy: PolicyAgent) -> None:
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        stream = await client.chat.completions.create(
+            model="policy",
+            messages=asking(),
+            tools=[CALCULATE],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        calls = [c for chunk in chunks[:-1] for c in chunk.choices[0].delta.tool_calls or ()]
+        assert [c.function.name for c in calls if c.function] == ["calculate"]
+        assert chunks[-2].choices[0].finish_reason == "tool_calls"
+        assert chunks[-1].usage is not None
+        return Outcome(reward=float(chunks[-1].usage.completion_tokens))
+
+    rollout = await run(program, policy)
+    assert rollout.reward == rollout.action_tokens > 0
+
+
+async def test_requests_at_the_same_time_draw_as_they_would_in_any_order(policy: PolicyAgent) -> None:
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        async with anyio.create_task_group() as tasks:
+            for number in range(4):
+                tasks.start_soon(converse, client, asking(f"{number}0+7"))
+        return Outcome(reward=1.0)
+
+    one, other = [await run(program, policy) for _ in range(2)]
+    assert len(one.contexts) == 4
+    assert sorted(tokens(one.contexts)) == sorted(tokens(other.contexts))
+
+
+async def test_a_context_that_is_full_is_told_as_openai_tells_it_and_truncates(policy: PolicyAgent) -> None:
+    async def fills(client: AsyncOpenAI, model: Endpoint) -> None:
+        messages = await converse(client, asking())
+        with pytest.raises(BadRequestError) as refused:
+            await converse(client, [*messages, *asking("7" * 200)])
+        assert refused.value.code == "context_length_exceeded"
+        raise refused.value
+
+    async def begins_too_long(client: AsyncOpenAI, model: Endpoint) -> None:
+        await converse(client, asking("7" * 200))
+
+    rollout = await run(fills, policy)
+    assert (rollout.status, rollout.stop_reason, rollout.reward) == (Status.TRUNCATED, StopReason.MAX_TOKENS, None)
+    assert len(rollout.actions) == 1
+    rollout = await run(begins_too_long, policy)
+    assert (rollout.status, rollout.stop_reason) == (Status.FAILED, StopReason.ENV_ERROR)
+
+
+def slow(messages: Sequence[Message]) -> str:
+    return "1155"
+
+
+class Slow(ScriptedAgent):
+    """Answers after a while."""
+
+    def session(self, tools: Any, seed: int) -> Any:
+        session = super().session(tools, seed)
+        act = session.act
+
+        async def late(new: Sequence[Message]) -> Any:
+            await anyio.sleep(0.2)
+            return await act(new)
+
+        session.act = late  # type: ignore[method-assign]
+        return session
+
+
+class Broken(ScriptedAgent):
+    """Has lost its engine."""
+
+    def session(self, tools: Any, seed: int) -> Any:
+        raise EngineError("no engine was up")
+
+
+async def test_a_program_that_hangs_is_cancelled_and_what_it_reached_is_scored() -> None:
+    async def program(client: AsyncOpenAI, model: Endpoint) -> None:
+        await converse(client, asking())
+        await anyio.sleep(60)
+
+    rollout = await run(program, ScriptedAgent(slow), Scored)
+    assert (rollout.status, rollout.stop_reason, rollout.reward) == (Status.TRUNCATED, StopReason.TIME_LIMIT, 1.0)
+
+
+async def test_a_program_that_never_stops_asking_is_cancelled() -> None:
+    async def program(client: AsyncOpenAI, model: Endpoint) -> None:
+        while True:
+            with anyio.move_on_after(1):
+                await converse(client, asking())
+
+    rollout = await run(program, ScriptedAgent(slow), Scored)
+    assert (rollout.status, rollout.stop_reason, rollout.reward) == (Status.TRUNCATED, StopReason.MAX_TURNS, 1.0)
+
+
+async def test_a_flood_of_requests_is_told_to_wait() -> None:
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        statuses: list[int] = []
+
+        async def one() -> None:
+            body = {"model": "policy", "messages": asking()}
+            answer = await http.post(f"{model.url}/chat/completions", json=body)
+            statuses.append(answer.status_code)
+
+        async with (
+            httpx.AsyncClient(headers={"Authorization": f"Bearer {model.key}"}, timeout=20) as http,
+            anyio.create_task_group() as tasks,
+        ):
+            for _ in range(90):
+                tasks.start_soon(one)
+        return Outcome(reward=1.0, metrics={str(s): statuses.count(s) for s in {*statuses}})
+
+    rollout = await run(program, Slow(slow), Patient)
+    assert rollout.metrics == {"200": 64.0, "429": 26.0}
+
+
+async def test_a_program_that_raises_or_never_asks_fails() -> None:
+    async def raises(client: AsyncOpenAI, model: Endpoint) -> None:
+        await converse(client, asking())
+        raise ValueError("no such file")
+
+    async def never(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        return Outcome(reward=1.0)
+
+    rollout = await run(raises, ScriptedAgent(slow))
+    assert (rollout.status, rollout.stop_reason, rollout.reward) == (Status.FAILED, StopReason.ENV_ERROR, None)
+    assert rollout.error is not None
+    assert "play raised ValueError: no such file" in rollout.error
+    rollout = await run(never, ScriptedAgent(slow))
+    assert (rollout.status, rollout.reward) == (Status.FAILED, None)
+
+
+async def test_an_engine_that_is_gone_fails_the_rollout_whatever_the_program_makes_of_it() -> None:
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        with pytest.raises(APIStatusError):
+            await converse(client, asking())
+        return Outcome(reward=0.0)
+
+    rollout = await run(program, Broken(slow))
+    assert (rollout.status, rollout.stop_reason, rollout.reward) == (Status.FAILED, StopReason.ENGINE_ERROR, None)
+    assert rollout.error == "no engine was up"
+
+
+async def test_a_key_is_worth_nothing_after_its_episode() -> None:
+    endpoints: list[Endpoint] = []
+
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        endpoints.append(model)
+        assert [m.id async for m in client.models.list()] == ["policy"]
+        await converse(client, asking())
+        return Outcome(reward=1.0)
+
+    await run(program, ScriptedAgent(slow))
+    async with AsyncOpenAI(base_url=endpoints[0].url, api_key=endpoints[0].key, max_retries=0) as client:
+        with pytest.raises(AuthenticationError) as refused:
+            await converse(client, asking())
+    assert refused.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"model": "policy", "messages": []}, "messages is empty"),
+        ({"model": "policy"}, "missing required field `messages`"),
+        ({"model": "policy", "messages": [{"role": "user", "content": "1"}], "n": 2}, "n=2 is not supported"),
+        ({"model": "policy", "messages": [{"role": "user", "content": "1"}], "logprobs": True}, "log-probabilities"),
+        ({"model": "policy", "messages": [{"role": "user", "content": "1"}], "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+async def test_what_cannot_be_served_is_explained(body: dict[str, Any], named: str) -> None:
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        await converse(client, asking())
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {model.key}"}) as http:
+            answer = await http.post(f"{model.url}/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert named in answer.json()["error"]["message"]
+        return Outcome(reward=1.0)
+
+    assert (await run(program, ScriptedAgent(slow))).error is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Outcome(reward=float("nan")), "the outcome's reward"),
+        (Outcome(reward=1.0, rewards={"style": 1e9}), "the outcome's 'style'"),
+        ("1.0", "play returned '1.0', but should return an Outcome"),
+    ],
+)
+async def test_an_outcome_that_is_none_fails(outcome: Any, said: str) -> None:
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Any:
+        await converse(client, asking())
+        return outcome
+
+    rollout = await run(program, ScriptedAgent(slow))
+    assert (rollout.status, rollout.reward) == (Status.FAILED, None)
+    assert said in (rollout.error or "")
+
+
+PROGRAM = """
+import json, os, subprocess, sys, urllib.request
+child = subprocess.Popen(["sleep", "300"])
+body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": sys.stdin.read()}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+with urllib.request.urlopen(request) as answer:
+    print(child.pid, json.load(answer)["choices"][0]["message"]["content"])
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+async def test_a_program_of_its_own_plays_and_leaves_nothing_behind() -> None:
+    pids: list[int] = []
+
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        done = await run_program([sys.executable, "-c", PROGRAM], model, input="(48+7)*21")
+        assert done.returncode == 0, done.stderr
+        pid, answer = done.stdout.split()
+        pids.append(int(pid))
+        return Outcome(reward=float(answer == "1155"))
+
+    rollout = await run(program, ScriptedAgent(slow))
+    assert (rollout.reward, rollout.messages[0].content) == (1.0, "(48+7)*21")
+    assert not is_running(pids[0])
+
+
+async def test_a_program_is_ended_with_its_episode() -> None:
+    async def program(client: AsyncOpenAI, model: Endpoint) -> None:
+        await converse(client, asking())
+        await run_program(["sh", "-c", "sleep 300 & sleep 300"], model)
+
+    begun = anyio.current_time()
+    rollout = await run(program, ScriptedAgent(slow), Scored)
+    assert anyio.current_time() - begun < 5
+    assert rollout.stop_reason is StopReason.TIME_LIMIT
