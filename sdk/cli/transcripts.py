@@ -61,6 +61,8 @@ def _versions(rollout: Rollout) -> str:
         return ""
     oldest, newest = min(versions), max(versions)
     tokens = f", {rollout.action_tokens} action tokens of {rollout.tokens}"
+    if rollout.branches:
+        tokens += f" in {1 + len(rollout.branches)} contexts"
     return f", version {oldest}{tokens}" if oldest == newest else f", versions {oldest} to {newest}{tokens}"
 
 
