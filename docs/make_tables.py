@@ -47,6 +47,7 @@ SAID = {
     "Rollout.seed": "Decides everything random in the episode, sampling included.",
     "Rollout.messages": "The whole conversation.",
     "Rollout.segments": "The tokens in the order of the context: observations and actions in turn.",
+    "Rollout.branches": "Further contexts of an episode that a program plays, each as `segments`; mostly none.",
     "Rollout.rewards": "What each `@reward` method gave, before its weight.",
     "Rollout.turn_rewards": "What each assistant turn earned.",
     "Rollout.metrics": "What each `@metric` method gave.",

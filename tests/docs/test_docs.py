@@ -275,3 +275,29 @@ def test_the_promises_of_sandboxes_are_those_of_the_check() -> None:
     section = (ROOT / "docs" / "sandboxes.md").read_text().partition("## What holds on this host")[2]
     table = section.partition("| promise |")[2].partition("\n\n")[0]
     assert dict(re.findall(r"^\| `([\w ]+)` \| (.*) \|$", table, re.MULTILINE)) == PROMISES
+
+
+def test_the_guide_to_agents_plays_its_environments(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(), re.DOTALL)
+    player = """
+import anyio
+from moonmill.agents.runner import EpisodeRunner
+from moonmill.agents.scripted import ScriptedAgent
+from moonmill.envs import Taskset
+
+for kind in (Emma, Script):
+    task = Taskset(kind, "train", seed=0).task(0)
+    runner = EpisodeRunner("emma", kind, ScriptedAgent(lambda messages: "Jane Austen"))
+    rollout = anyio.run(lambda: runner.run(task, id="0", seed=0))
+    print(rollout.status, rollout.reward, rollout.turns, rollout.metrics)
+"""
+    (tmp_path / "agent.py").write_text(
+        "import openai, os, sys\n"
+        "openai.OpenAI().chat.completions.create(\n"
+        "    model=os.environ['OPENAI_MODEL'], messages=[{'role': 'user', 'content': sys.stdin.read()}]\n"
+        ")\n"
+    )
+    (tmp_path / "emma.py").write_text("\n\n".join([*blocks, player]))
+    done = subprocess.run([sys.executable, "emma.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["finished 1.0 2 {}", "finished 1.0 1 {'exit_code': 0.0}"]

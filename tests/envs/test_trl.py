@@ -1,5 +1,7 @@
 """Environments in TRL's own `GRPOTrainer`: tools are called, rewards arrive, a step is made."""
 
+import inspect
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -179,6 +181,26 @@ def test_an_episode_is_scored_by_its_turns_and_its_last_message() -> None:
         )
         assert rewards == [1.0, 0.5, 0.0, None]
         assert told == [("said", pytest.approx((1 + 2 + 0) / 3))]
+
+
+def test_the_page_gives_trl_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    class Trainer:
+        def __init__(self, **kwargs: Any) -> None:
+            given.update(inspect.signature(trl_trainer).bind(**kwargs).arguments)
+
+        def train(self) -> None:
+            env = given["environment_factory"]()
+            env.reset(**given["train_dataset"][0])
+            assert given["reward_funcs"]([[]], [env]) == [0.0]
+
+    trl_trainer = trl.GRPOTrainer
+    monkeypatch.setattr(trl, "GRPOTrainer", Trainer)
+    page = (Path(__file__).parents[2] / "docs" / "trl.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code.replace('GRPOConfig("grpo-calculator", ', 'GRPOConfig("grpo-calculator", use_cpu=True, bf16=False, '))
+    assert len(given["train_dataset"]) == 1000
 
 
 def test_a_task_begins_as_its_row_of_the_dataset_says() -> None:

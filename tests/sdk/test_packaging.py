@@ -13,7 +13,7 @@ import moonmill
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-_INSTALLED = ("train", "report", "docker", "humaneval", "search", "reasoning-gym", "math", "math-data", "dev")
+_INSTALLED = tuple(re.findall(r"-e '\.\[(.*)\]'", (ROOT / "Makefile").read_text())[0].split(","))
 """The extras that `make install` brings."""
 HEAVY = ("torch", "transformers", "renderers", "httpx", "yaml", "rich", "anyio", "asyncio", "numpy", "starlette")
 
