@@ -47,6 +47,8 @@ class Desk:
         """With at least one request under way."""
         self.met: StopReason | None = None
         """The last limit that a request has met."""
+        self.refused: MoonmillError | None = None
+        """What was said of it, where that was of the context."""
         self.failure: MoonmillError | None = None
         """Why an answer could not be had: the infrastructure's fault, or the environment's."""
         self._max_turns = max_turns
@@ -129,7 +131,7 @@ class Desk:
                 result = await request.work(self.player, number)
                 self.answered += 1
         except (PromptTooLongError, ContextFullError) as e:
-            self.met = StopReason.MAX_TOKENS if self.answered else StopReason.PROMPT_TOO_LONG
+            self.met, self.refused = StopReason.MAX_TOKENS, e
             text = f"this model's maximum context length is {self.max_length} tokens: {text_of(e)}"
             result = ApiError(text, param="messages", code="context_length_exceeded")
         except RenderError as e:

@@ -5,8 +5,6 @@ rollout without an answer fails; a program that goes on asking after its limit, 
 its key is worth nothing afterwards.
 """
 
-import time
-
 from moonmill.agents.agent import Agent
 from moonmill.agents.episode import Episode
 from moonmill.envs import EnvHost, Outcome
@@ -29,22 +27,23 @@ class ForeignEpisode(Episode):
         except ImportError as e:
             raise MissingExtraError("an environment that is played by a program", "train") from e
 
-        await self.timed_env(host, host.reset, task, seed)
         player = player_of(agent, seed)
-        begun = time.monotonic()
         desk = Desk(player, host.limits.max_turns, getattr(agent, "max_length", None))
         error: MoonmillError | None = None
         with host.time_limit(host.limits.max_seconds) as limit:
+            await self.timed_env(host, host.reset, task, seed)
             async with desk.open() as endpoint:
                 try:
-                    self._outcome = await host.play(endpoint, seed)
+                    self._outcome = await self.timed_env(host, host.play, endpoint, seed)
                 except MoonmillError as e:
                     error = e
         self.generation = desk.seconds
-        self.environment += max(0.0, time.monotonic() - begun - desk.seconds)
+        self.environment = max(0.0, self.environment - desk.seconds)
         contexts = player.contexts
         self.segments, self.branches = list(contexts[0]) if contexts else [], contexts[1:]
         self.messages = list((self._outcome and self._outcome.messages) or player.longest or task.messages())
+        if not desk.answered and desk.refused is not None:
+            error = desk.refused
         self._judge(desk.answered, desk.failure or error, desk.met, late=limit.cancelled_caught)
         self.faults = host.faults
 
@@ -61,8 +60,8 @@ class ForeignEpisode(Episode):
             met: the limit that the model's answers have met.
             late: its time was up.
         """
-        infrastructure = isinstance(error, MoonmillError) and not isinstance(error, EnvCodeError)
-        if error is not None and (infrastructure or met is None or not answered):
+        theirs = isinstance(error, EnvCodeError)
+        if error is not None and not (theirs and met and answered):
             self.fail(error)
         elif not answered:
             self.fail(EnvCodeError("the program never got an answer of the model, so there is nothing to train on"))

@@ -20,7 +20,7 @@ from moonmill.agents.engine.arguments import DEVICE
 from moonmill.agents.engine.folder import parts_of, positions_of, problem_of, require_hub, require_whole
 from moonmill.blame import blaming
 from moonmill.config import Config
-from moonmill.envs import MultiTurnEnv, SandboxService, Taskset
+from moonmill.envs import ForeignEnv, MultiTurnEnv, SandboxService, Taskset
 from moonmill.envs.lifecycle import prompt_of
 from moonmill.envs.limits import check_sandbox, limits_of
 from moonmill.envs.sandbox_tools import SandboxTool
@@ -97,7 +97,8 @@ def _environment(config: Config) -> str:
         limits_of(env)
     tools = ", ".join(t.name for t in env.tool_specs) or "none"
     rewards = ", ".join(mark.method for mark in env._moonmill_class.marks if mark.kind == "reward")
-    return f"{config.env.id}, tools: {tools}; rewards: {rewards or 'those of its turns alone'}"
+    others = "what play says" if isinstance(env, ForeignEnv) else "those of its turns alone"
+    return f"{config.env.id}, tools: {tools}; rewards: {rewards or others}"
 
 
 def _sandbox(config: Config) -> str:

@@ -251,7 +251,8 @@ async def test_a_context_that_is_full_is_told_as_openai_tells_it_and_truncates(p
     assert (rollout.status, rollout.stop_reason, rollout.reward) == (Status.TRUNCATED, StopReason.MAX_TOKENS, None)
     assert len(rollout.actions) == 1
     rollout = await run(begins_too_long, policy)
-    assert (rollout.status, rollout.stop_reason) == (Status.FAILED, StopReason.ENV_ERROR)
+    assert (rollout.status, rollout.stop_reason) == (Status.FAILED, StopReason.PROMPT_TOO_LONG)
+    assert "raise model.max_length" in (rollout.error or "")
 
 
 def slow(messages: Sequence[Message]) -> str:
