@@ -1,11 +1,13 @@
 """Episodes that a program plays, through the recording proxy: what is told, what is recorded, and every way to end."""
 
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import httpx
 import pytest
 from anyio.from_thread import start_blocking_portal
@@ -58,11 +60,16 @@ class Scored(Played):
     """Has a reward of its own."""
 
     max_turns = 3
-    max_seconds = 1.0
 
     @reward
     def right(self, rollout: Rollout) -> float:
         return float(rollout.final_text() == "1155")
+
+
+class Brief(Scored):
+    """Has little time."""
+
+    max_seconds = 3.0
 
 
 class Patient(Played):
@@ -260,14 +267,16 @@ def slow(messages: Sequence[Message]) -> str:
 
 
 class Slow(ScriptedAgent):
-    """Answers after a while."""
+    """Answers once it is let."""
+
+    let = threading.Event()
 
     def session(self, tools: Any, seed: int) -> Any:
         session = super().session(tools, seed)
         act = session.act
 
         async def late(new: Sequence[Message]) -> Any:
-            await anyio.sleep(0.2)
+            await anyio.to_thread.run_sync(self.let.wait, 30)
             return await act(new)
 
         session.act = late  # type: ignore[method-assign]
@@ -286,7 +295,7 @@ async def test_a_program_that_hangs_is_cancelled_and_what_it_reached_is_scored()
         await converse(client, asking())
         await anyio.sleep(60)
 
-    rollout = await run(program, ScriptedAgent(slow), Scored)
+    rollout = await run(program, ScriptedAgent(slow), Brief)
     assert (rollout.status, rollout.stop_reason, rollout.reward) == (Status.TRUNCATED, StopReason.TIME_LIMIT, 1.0)
 
 
@@ -308,6 +317,8 @@ async def test_a_flood_of_requests_is_told_to_wait() -> None:
             body = {"model": "policy", "messages": asking()}
             answer = await http.post(f"{model.url}/chat/completions", json=body)
             statuses.append(answer.status_code)
+            if len(statuses) == 26:
+                Slow.let.set()
 
         async with (
             httpx.AsyncClient(headers={"Authorization": f"Bearer {model.key}"}, timeout=20) as http,
@@ -446,6 +457,6 @@ async def test_a_program_is_ended_with_its_episode() -> None:
         await run_program(["sh", "-c", "sleep 300 & sleep 300"], model)
 
     begun = anyio.current_time()
-    rollout = await run(program, ScriptedAgent(slow), Scored)
-    assert anyio.current_time() - begun < 5
+    rollout = await run(program, ScriptedAgent(slow), Brief)
+    assert anyio.current_time() - begun < 60
     assert rollout.stop_reason is StopReason.TIME_LIMIT
