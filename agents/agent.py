@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from moonmill.envs import ToolSpec
-from moonmill.types import FinishReason, Message, Segment
+from moonmill.types import FinishReason, Message, Segment, Usage
 
 
 class Turn(Struct, frozen=True):
@@ -20,6 +20,8 @@ class Turn(Struct, frozen=True):
     finish_reason: FinishReason = "stop"
     segments: tuple[Segment, ...] = ()
     """What this turn added to the token context: an `Observation` and the sampled `Action`. Empty without tokens."""
+    usage: Usage | None = None
+    """What the turn took, where it has no tokens and that is known."""
 
 
 class Session(Protocol):

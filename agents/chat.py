@@ -4,17 +4,17 @@ Such an API returns text, not token ids, so its rollouts carry no segments.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import httpx
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from moonmill.agents.agent import Session, Turn
 from moonmill.envs import ToolSpec
 from moonmill.errors import ConfigError, EngineError
-from moonmill.types import FinishReason, Message, Sampling, ToolCall
+from moonmill.types import FinishReason, Message, Sampling, ToolCall, Usage
 
 _RETRY_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _FIRST_WAIT = 0.5
@@ -29,9 +29,10 @@ class ChatAgent:
         base_url: the API's root, such as `http://127.0.0.1:8000/v1`.
         model: the model's name there.
         sampling: how tokens are drawn.
-        api_key: sent as a bearer token; never logged.
+        api_key: sent as a bearer token; never logged, nor shown where the API repeats it in an error.
         timeout: seconds one answer may take.
         max_attempts: tries per answer; the wait between two doubles from half a second, unless the API names another.
+            While an API that has had too many requests (429) names one, no episode asks it.
     """
 
     def __init__(
@@ -48,6 +49,9 @@ class ChatAgent:
         self.sampling = sampling
         self.max_attempts = max_attempts
         self._timeout = timeout
+        self._api_key = api_key
+        self._open_at = 0.0
+        """When the API may be asked again, in the event loop's time."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(f"the chat API's address is {base_url!r}, but should look like http://127.0.0.1:8000/v1")
@@ -64,7 +68,7 @@ class ChatAgent:
     def session(self, tools: tuple[ToolSpec, ...], seed: int) -> Session:
         return _ChatSession(self, tools, seed)
 
-    async def request(self, body: dict[str, Any]) -> "_Choice":
+    async def request(self, body: dict[str, Any]) -> "_Answer":
         """One answer, tried again where the API is busy or out of reach.
 
         Raises:
@@ -74,6 +78,7 @@ class ChatAgent:
         problem, wait = "", 0.0
         for attempt in range(self.max_attempts):
             await anyio.sleep(wait)
+            await anyio.sleep_until(self._open_at)
             wait = _FIRST_WAIT * 2**attempt
             try:
                 with anyio.fail_after(self._timeout):
@@ -85,12 +90,18 @@ class ChatAgent:
                 problem = f"{type(e).__name__}: {e}"
                 continue
             if answer.status_code == 200:
-                return _first_choice(answer.content, url)
-            problem = f"status {answer.status_code}: {answer.text[:500]}"
+                return _answer(answer.content, url)
+            problem = f"status {answer.status_code}: {self._without_key(answer.text)[:500]}"
             if answer.status_code not in _RETRY_STATUS:
                 raise EngineError(f"{url} refused a request to model {self.model!r}: {problem}")
-            wait = _asked_wait(answer) or wait
+            asked = _asked_wait(answer)
+            wait = asked or wait
+            if asked and answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                self._open_at = max(self._open_at, anyio.current_time() + asked)
         raise EngineError(f"{url} gave no answer in {self.max_attempts} attempts; the last: {problem}")
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._api_key, "…") if self._api_key else text
 
 
 class _ChatSession:
@@ -113,11 +124,13 @@ class _ChatSession:
 
     async def act(self, new_messages: Sequence[Message]) -> Turn:
         self._messages += [to_chat(m) for m in new_messages]
-        choice = await self._agent.request({**self._body, "messages": self._messages})
+        answer = await self._agent.request({**self._body, "messages": self._messages})
+        choice, told = answer.choices[0], answer.usage
         self._turns += 1
         message = choice.message.to_message(self._turns)
         self._messages.append(to_chat(message))
-        return Turn(message, "length" if choice.finish_reason == "length" else "stop")
+        finish: FinishReason = "length" if choice.finish_reason == "length" else "stop"
+        return Turn(message, finish, usage=Usage(told.prompt_tokens, told.completion_tokens) if told else None)
 
 
 def to_chat(message: Message) -> dict[str, Any]:
@@ -171,8 +184,14 @@ class _Choice(Struct):
     finish_reason: FinishReason | str | None = None
 
 
+class _Usage(Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class _Answer(Struct):
-    choices: list[_Choice]
+    choices: Annotated[list[_Choice], Meta(min_length=1)]
+    usage: _Usage | None = None
 
 
 def _asked_wait(answer: httpx.Response) -> float | None:
@@ -181,10 +200,10 @@ def _asked_wait(answer: httpx.Response) -> float | None:
     return min(float(text), _LONGEST_WAIT) if text.isdecimal() else None
 
 
-def _first_choice(body: bytes, url: str) -> _Choice:
+def _answer(body: bytes, url: str) -> _Answer:
     try:
-        return msgspec.json.decode(body, type=_Answer).choices[0]
-    except (msgspec.MsgspecError, IndexError) as e:
+        return msgspec.json.decode(body, type=_Answer)
+    except msgspec.MsgspecError as e:
         raise EngineError(f"{url} answered in a shape that is not the chat API's: {e}") from e
 
 

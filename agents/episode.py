@@ -11,7 +11,7 @@ from moonmill.blame import place_of, text_of
 from moonmill.envs import EnvHost
 from moonmill.errors import ContextFullError, EngineError, MoonmillError, PromptTooLongError, RewardError
 from moonmill.sandboxes import SandboxError
-from moonmill.types import Message, Rollout, Segment, Status, StopReason, Task, ToolFault
+from moonmill.types import Message, Rollout, Segment, Status, StopReason, Task, ToolFault, Usage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,6 +23,7 @@ class Episode:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.segments: list[Segment] = []
+        self.usage: Usage | None = None
         self.branches: tuple[tuple[Segment, ...], ...] = ()
         self.turn_rewards: list[float] = []
         self.status = Status.FINISHED
@@ -64,6 +65,8 @@ class Episode:
             turn = await session.act(observation)
             message = recordable(turn.message)
         self.segments += turn.segments
+        if turn.usage is not None:
+            self.usage = turn.usage + (self.usage or Usage(0, 0))
         self.messages.append(message)
         self.turn_rewards.append(0.0)
         result = await self.timed_env(host, host.step, message, turn.finish_reason)
@@ -146,4 +149,5 @@ class Episode:
             turn_rewards=tuple(self.turn_rewards),
             tool_faults=self.faults,
             error=self.error,
+            usage=self.usage,
         )

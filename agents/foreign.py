@@ -40,6 +40,7 @@ class ForeignEpisode(Episode):
         self.generation = desk.seconds
         self.environment = max(0.0, self.environment - desk.seconds)
         contexts = player.contexts
+        self.usage = player.usage
         self.segments, self.branches = list(contexts[0]) if contexts else [], contexts[1:]
         self.messages = list((self._outcome and self._outcome.messages) or player.longest or task.messages())
         if not desk.answered and desk.refused is not None:

@@ -19,7 +19,7 @@ from moonmill.envs import ToolSpec
 from moonmill.envs.threads import on_a_thread
 from moonmill.errors import EngineError
 from moonmill.seeding import derive_seed
-from moonmill.types import Completion, FinishReason, Message, Segment
+from moonmill.types import Completion, FinishReason, Message, Segment, Usage
 
 
 class Wanted(Struct, frozen=True):
@@ -74,6 +74,11 @@ class Player(Protocol):
         """The longest conversation."""
         ...
 
+    @property
+    def usage(self) -> Usage | None:
+        """What the requests to a chat API took, where it says so."""
+        ...
+
 
 def player_of(agent: Agent, seed: int) -> Player:
     """An agent in an episode; `seed` decides everything random in it."""
@@ -81,6 +86,8 @@ def player_of(agent: Agent, seed: int) -> Player:
 
 
 class _PolicyPlayer:
+    usage: Usage | None = None  # the contexts tell
+
     def __init__(self, agent: PolicyAgent, seed: int) -> None:
         self.longest: tuple[Message, ...] = ()
         self._agent = agent
@@ -183,6 +190,7 @@ class _SessionPlayer:
 
     def __init__(self, agent: Agent, seed: int) -> None:
         self.longest: tuple[Message, ...] = ()
+        self.usage: Usage | None = None
         self._agent = agent
         self._seed = seed
         self._sessions: dict[bytes, Session] = {}
@@ -193,6 +201,8 @@ class _SessionPlayer:
         known = next((n for n in range(len(messages) - 1, 0, -1) if marks[n - 1] in self._sessions), 0)
         session = self._sessions.pop(marks[known - 1]) if known else self._agent.session(tools, self._seed)
         turn = await session.act(messages[known:])
+        if turn.usage is not None:
+            self.usage = turn.usage + (self.usage or Usage(0, 0))
         message = recordable(turn.message)
         conversation = (*messages, message)
         self._sessions[fingerprints(conversation, tools)[-1]] = session

@@ -15,16 +15,17 @@ import ctypes
 import gc
 import json
 import os
-import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import uvicorn
+
+from moonmill.agents.open_files import allow_many_files
 
 USAGE_EXIT_CODE = 2
 _GRACE_SECONDS = 1
@@ -128,13 +129,6 @@ def starting() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def allow_many_files() -> None:
-    """Let this process open as many files as it may: every connection is one, and shells often start with 1024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS calls it unlimited and takes less.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def refuse(message: str) -> NoReturn:

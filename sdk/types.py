@@ -139,6 +139,18 @@ class ToolFault(Struct, frozen=True, omit_defaults=True):
     """Message and place of the first one."""
 
 
+class Usage(Struct, frozen=True):
+    """Tokens that requests to a model took, as they are paid for: each request sends its whole context."""
+
+    prompt: int
+    """Tokens sent, summed over the requests."""
+    completion: int
+    """Tokens sampled."""
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(self.prompt + other.prompt, self.completion + other.completion)
+
+
 class Rollout(Struct, frozen=True, omit_defaults=True):
     """One finished episode.
 
@@ -169,6 +181,8 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
     metrics: dict[str, float] = {}
     tool_faults: tuple[ToolFault, ...] = ()
     error: str | None = None
+    usage: Usage | None = None
+    """What the requests to a chat API took, where it says so; of others `segments` tell."""
     timings: Timings = Timings()
     schema_version: int = SCHEMA_VERSION
 

@@ -14,10 +14,10 @@ import anyio.to_thread
 import msgspec
 
 from moonmill.agents.client import InferenceClient
+from moonmill.agents.open_files import allow_many_files
 from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.rendering import TurnRenderer, load_renderer
 from moonmill.agents.runner import EpisodeRunner
-from moonmill.agents.serving import allow_many_files
 from moonmill.blame import own_error
 from moonmill.config import Config
 from moonmill.envs import SandboxService, TaskFeed
@@ -175,7 +175,7 @@ class _Run:
         self.controller = self._controller(engine, learner, tasks, recovery)
         await self.controller.train()
         # Asked to stop when all steps were done, there may still be the evaluation to come back for.
-        stopped = self.controller.stopped or (self.controller.stop_asked and self.config.eval.samples > 0)
+        stopped = self.controller.stopped or (self.controller.stop_asked and self.config.eval.tasks > 0)
         if not stopped:
             await self.evaluations.alone(engine, "after")
         self.ledger.event("stopped" if stopped else "finished", step=self.controller.step)

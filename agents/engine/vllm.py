@@ -25,7 +25,8 @@ from moonmill.agents.engine.vllm_environment import interpreter_problem
 from moonmill.agents.engine.vllm_log import why_it_ended
 from moonmill.agents.engine.vllm_requests import BadAnswerError, answer_one, healthy
 from moonmill.agents.engine.vllm_server import VllmServer
-from moonmill.agents.serving import USAGE_EXIT_CODE, allow_many_files, announce_ready, bind, die_with_stdin, refuse
+from moonmill.agents.open_files import allow_many_files
+from moonmill.agents.serving import USAGE_EXIT_CODE, announce_ready, bind, die_with_stdin, refuse
 from moonmill.errors import ConfigError
 
 _WAIT_SECONDS = 0.1

@@ -21,7 +21,7 @@ from moonmill.agents.agent import Turn
 from moonmill.agents.chat import ChatAgent
 from moonmill.envs import ToolSpec
 from moonmill.errors import ConfigError, EngineError
-from moonmill.types import Message, Sampling, ToolCall
+from moonmill.types import Message, Sampling, ToolCall, Usage
 
 GREEDY = Sampling(temperature=0)
 PROMPT = (Message("user", "hello"),)
@@ -169,6 +169,34 @@ def test_waits_as_long_as_the_api_asks(api: Api) -> None:
     start = time.monotonic()
     converse(api, PROMPT)
     assert time.monotonic() - start >= 1.0
+
+
+def test_nobody_asks_while_an_api_with_too_many_requests_wants_to_be_left_alone(api: Api) -> None:
+    api.answers = [Response("slowly", 429, {"retry-after": "1"}), said(), said()]
+
+    async def main() -> float:
+        async with ChatAgent(api.url, "m", GREEDY) as agent, anyio.create_task_group() as group:
+            group.start_soon(agent.session((), 0).act, PROMPT)
+            await anyio.sleep(0.3)
+            start = time.monotonic()
+            await agent.session((), 1).act(PROMPT)
+            return time.monotonic() - start
+
+    assert anyio.run(main) >= 0.5
+    assert len(api.requests) == 3
+
+
+def test_what_a_turn_took_is_told_where_the_api_tells_it(api: Api) -> None:
+    api.answers = [said() | {"usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}}, said()]
+    first, second = converse(api, PROMPT, PROMPT)
+    assert first.usage == Usage(12, 3)
+    assert second.usage is None
+
+
+def test_a_key_that_the_api_repeats_is_not_shown(api: Api) -> None:
+    api.answers = [Response("wrong key: sesame", 401)]
+    with pytest.raises(EngineError, match="status 401: wrong key: …"):
+        converse(api, PROMPT, api_key="sesame")
 
 
 def test_the_attempts_are_bounded_and_the_last_problem_is_told(api: Api) -> None:

@@ -25,10 +25,10 @@ from msgspec import Struct
 from transformers.utils import logging
 
 from moonmill import make
+from moonmill.agents.open_files import allow_many_files
 from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.rendering import load_renderer
 from moonmill.agents.runner import EpisodeRunner
-from moonmill.agents.serving import allow_many_files
 from moonmill.config import Config
 from moonmill.config_io import make_config
 from moonmill.envs import TaskFeed

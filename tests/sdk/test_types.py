@@ -21,6 +21,7 @@ from moonmill.types import (
     Timings,
     ToolCall,
     ToolFault,
+    Usage,
 )
 
 text = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -76,6 +77,7 @@ rollouts = st.builds(
     metrics=st.dictionaries(text, numbers, max_size=3),
     tool_faults=tuples(st.builds(ToolFault, tool=text, kind=text, count=tokens, example=text)),
     error=st.none() | text,
+    usage=st.none() | st.builds(Usage, prompt=tokens, completion=tokens),
     timings=st.builds(Timings, started_at=numbers, total=numbers),
 )
 
