@@ -82,11 +82,17 @@ SAID = {
     "ToolFault.tool": "The tool's name.",
     "ToolFault.count": "How often.",
     "EvalResult.temperature": "0 is greedy.",
-    "EvalResult.success": "Share of the samples whose reward is at least `eval.success`.",
-    "EvalResult.mean_reward": "Mean over the samples.",
-    "EvalResult.by_level": "For each level of the tasks: `samples` and `success`.",
+    "EvalResult.by_level": "The same figures of the tasks of each level.",
     "EvalResult.failed": "Rollouts that failed or were unscored.",
     "EvalResult.high": "The interval's upper end.",
+    "LevelResult.samples": "Rollouts that were scored.",
+    "LevelResult.success": "As of all tasks, and so are the others.",
+    "LevelResult.low": "The interval of `success`.",
+    "LevelResult.high": "Its upper end.",
+    "LevelResult.reward": "Mean reward.",
+    "LevelResult.pass_at": "The chances `pass@k`.",
+    "Estimate.value": "The mean.",
+    "Estimate.high": "The interval's upper end.",
 }
 
 

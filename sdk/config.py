@@ -214,7 +214,7 @@ class TrainConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Learner steps between two checkpoints. There is one at the end as well, and after Ctrl-C."""
     eval_every: Count = 0
     """Evaluate after every so many policy updates, beside training and one evaluation at a time: where they take longer
-    than the updates, fewer are made. 0 only before and after training. Nothing where `eval.samples` is 0."""
+    than the updates, fewer are made. 0 only before and after training. Nothing where `eval.tasks` is 0."""
     keep_checkpoints: PositiveInt = 2
     """The newest so many are kept."""
     max_failures: PositiveInt = 64
@@ -240,8 +240,10 @@ class SandboxConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class EvalConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Evaluation on the held-out split."""
 
-    samples: Count = 0
-    """Tasks per evaluation; 0 evaluates nothing."""
+    tasks: Count = 0
+    """How many tasks an evaluation plays; 0 evaluates nothing."""
+    samples: PositiveInt = 1
+    """How often each task is played. With several, pass@k is told as well: the chance that one of k is a success."""
     temperatures: tuple[NonNegativeFloat, ...] = (1.0, 0.0)
     """The tasks are played at each of them; 0 is greedy."""
     split: str = "eval"

@@ -117,8 +117,8 @@ def dump_config(config: Config) -> str:
     return plain_yaml.dump(plain(config))
 
 
-def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys under which two configs have different values, with both values."""
+def differences(before: Struct, now: Struct) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys under which two configs, or other settings, have different values, with both values."""
     return dict(_differences("", plain(before), plain(now)))
 
 

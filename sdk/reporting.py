@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from moonmill.types import ToolFault
+from moonmill.types import ToolFault, Usage
 
 
 class StepLine(Struct, frozen=True):
@@ -48,11 +48,26 @@ class StepLine(Struct, frozen=True):
     """`steps_total` is a bound: nobody knows yet when the critic's pre-training ends."""
 
 
+class Estimate(Struct, frozen=True):
+    """A mean over tasks."""
+
+    value: float
+    low: float
+    """95% interval, with `high`: of a bootstrap that draws whole tasks."""
+    high: float
+    tasks: int
+    """How many it is over."""
+
+
 class LevelResult(Struct, frozen=True):
-    """Success at one level of difficulty."""
+    """The tasks of one level of difficulty."""
 
     samples: int
     success: float
+    low: float = 0.0
+    high: float = 1.0
+    reward: Estimate | None = None
+    pass_at: dict[str, Estimate] = {}
 
 
 class Failure(Struct, frozen=True):
@@ -69,17 +84,24 @@ class EvalResult(Struct, frozen=True):
     """One evaluation at one temperature. Failed and unscored rollouts are counted in `failed`, not in the figures."""
 
     label: str
-    """When: `before`, `step 20`, `after`."""
+    """When: `before`, `step 20`, `after`. Of `moonmill eval` the environment."""
     version: int | None
     """None of a model that is no run's checkpoint."""
     temperature: float
     samples: int
     """Rollouts that were scored."""
     success: float
+    """Mean over the tasks of the share of a task's samples whose reward is at least `eval.success`: pass@1."""
     low: float
-    """95% Wilson interval of `success`, with `high`."""
+    """95% interval of `success`, with `high`: Wilson's where each task has one sample, else as in `reward`."""
     high: float
     mean_reward: float
+    """Mean over the tasks of a task's mean."""
+    reward: Estimate | None = None
+    """The same with its interval."""
+    pass_at: dict[str, Estimate] = {}
+    """`pass@2` and so on, where tasks have several samples: the chance that one of so many is a success, over the tasks
+    that have so many scored."""
     by_level: dict[str, LevelResult] = {}
     turns: float = 0.0
     """Mean assistant turns of a rollout."""
@@ -89,6 +111,10 @@ class EvalResult(Struct, frozen=True):
     """Share of the rollouts that a limit ended."""
     metrics: dict[str, float] = {}
     """Mean of each `@metric` over the rollouts that have it."""
+    usage: Usage | None = None
+    """Tokens of all rollouts, the failed ones too; None where nobody tells."""
+    cost: float | None = None
+    """What they cost, where prices were given."""
     failed: int = 0
     failures: tuple[Failure, ...] = ()
     """Why those failed, the most frequent reason first."""

@@ -58,7 +58,7 @@ def engine_places(config: Config, logs: Path, progress: Callable[[str, str], Non
 
 def eval_places(config: Config) -> int:
     """Places that evaluations beside training have on each engine, besides `engine.max_batch`."""
-    beside = config.eval.samples and config.train.eval_every
+    beside = config.eval.tasks and config.train.eval_every
     return config.eval.max_concurrent if beside else 0
 
 
@@ -73,7 +73,7 @@ def versions_in_use(config: Config) -> int:
 
 def slots_needed(config: Config) -> int:
     """Versions that are on the engine at once: those in use, one being loaded, one that an evaluation stays with."""
-    return versions_in_use(config) + 1 + bool(config.eval.samples)
+    return versions_in_use(config) + 1 + bool(config.eval.tasks)
 
 
 def describe_engine(config: Config) -> str:
@@ -173,5 +173,5 @@ def _rank(config: Config) -> int:
 
 
 def _explained(config: Config) -> str:
-    evaluated = ", 1 being evaluated" if config.eval.samples else ""
+    evaluated = ", 1 being evaluated" if config.eval.tasks else ""
     return f"{versions_in_use(config)} in use, 1 being loaded{evaluated}"

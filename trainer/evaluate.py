@@ -1,170 +1,205 @@
-"""How good a policy is on held-out tasks: success with its confidence interval, by level.
+"""How good a player is on held-out tasks.
 
 The tasks and seeds of an evaluation depend on `train.seed` and the split alone, so two evaluations of one run, or of
-two runs with one seed, meet the same problems.
+two runs with one seed, meet the same problems. The episodes depend on nothing else either: not on how many there are
+at once, nor on which of them were played before a kill.
 """
 
-import math
-from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
-import msgspec
 
-from moonmill.agents.agent import Agent
-from moonmill.agents.engine.folder import text_of
-from moonmill.agents.policy import PolicyAgent
-from moonmill.agents.rendering import load_renderer
-from moonmill.agents.runner import EnvFactory, EpisodeRunner
-from moonmill.agents.serving import allow_many_files
-from moonmill.config import Config
+from moonmill.agents.open_files import allow_many_files
+from moonmill.agents.runner import EpisodeRunner
+from moonmill.config import Config, EnvConfig
 from moonmill.envs import SandboxService, TaskFeed
 from moonmill.envs.wrappers import factory_of
 from moonmill.errors import RunError
-from moonmill.reporting import EvalResult, Failure, LevelResult, Reporter
+from moonmill.reporting import EvalResult, Reporter
 from moonmill.seeding import derive_seed
 from moonmill.signals import run_until_stopped
 from moonmill.trainer.checkpoint import version_of
-from moonmill.trainer.engine_host import EngineHost
-from moonmill.trainer.summary import means, sum_faults
-from moonmill.types import Rollout, Status
+from moonmill.trainer.eval_folder import EvalFolder, evaluating, settings_of
+from moonmill.trainer.outcomes import Outcome, Prices, outcome_of, result_of
+from moonmill.trainer.players import Api, describe_player, playing
+from moonmill.types import Rollout, Task
 
-_Z95 = 1.959963984540054
+_SAID_PARTS = 10
+"""How often it is said how far the episodes of one block are."""
 
 
-def evaluate(
-    config: Config,
-    *,
-    samples: int,
-    temperatures: Sequence[float],
-    reporter: Reporter,
-    log_dir: Path,
-) -> tuple[EvalResult, ...]:
-    """Start the engine on `config.model` and evaluate it at each temperature.
+class Request(NamedTuple):
+    """What is to be evaluated, and where it is written down."""
+
+    config: Config
+    """Its `eval` says what is played; the environment is one of `envs`."""
+    envs: Sequence[EnvConfig]
+    api: Api | None = None
+    """None for the model of the config."""
+    out: Path | None = None
+    prices: Prices | None = None
+
+
+def evaluate(request: Request, reporter: Reporter, log_dir: Path) -> tuple[EvalResult, ...]:
+    """Play what is missing, and tell the figures: one result for each environment and temperature.
 
     Args:
-        config: environment, model, engine and sampling.
-        samples: tasks at each temperature.
-        temperatures: 0 is greedy.
-        reporter: told of each result.
+        request: what is evaluated.
+        reporter: told of each result, and of those that came to nothing.
         log_dir: where the engine's log goes.
 
     Raises:
+        RunError: nothing could be scored, or too much failed in a row.
+        RunDirectoryError: the folder cannot be used.
         KeyboardInterrupt: Ctrl-C or SIGTERM came.
     """
     allow_many_files()
-    with SandboxService(config.sandbox):
-        return run_until_stopped(partial(_evaluate, config, samples, tuple(temperatures), reporter, log_dir))
+    config = request.config
+    settings = settings_of(config, request.envs, describe_player(config, request.api))
+    with (
+        SandboxService(config.sandbox),
+        evaluating(request.out, settings) if request.out else nullcontext() as folder,
+    ):
+        return run_until_stopped(partial(_evaluate, request, folder, reporter, log_dir))
 
 
 async def _evaluate(
-    config: Config, samples: int, temperatures: tuple[float, ...], reporter: Reporter, log_dir: Path
+    request: Request, folder: EvalFolder | None, reporter: Reporter, log_dir: Path
 ) -> tuple[EvalResult, ...]:
-    model = config.model
-    renderer = await anyio.to_thread.run_sync(load_renderer, text_of(model.path), model.renderer, model.tool_format)
-    factory = factory_of(config.env)
-    version = await anyio.to_thread.run_sync(version_of, Path(config.model.path))
-    results = []
-
-    def note(kind: str, **data: object) -> None:
-        if kind == "engine_starting":
-            reporter.phase(str(data["text"]))
-            return
-        if kind != "engine_started":
-            reporter.warn(f"{kind.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in data.items()))
-
+    config = request.config
+    settings = settings_of(config, request.envs, {})
+    version = None if request.api else await anyio.to_thread.run_sync(version_of, Path(config.model.path))
+    known = {index: o for index, o in (folder.outcomes if folder else {}).items() if not o.failure}
+    blocks = [(env, t, settings.block(env.id, t)) for env in request.envs for t in settings.temperatures]
+    missing = sum(index not in known for _, _, block in blocks for index in block)
+    total = sum(len(block) for _, _, block in blocks)
+    if known:
+        reporter.phase(f"{request.out}: {total - missing} of {total} rollouts are there already")
+    guard = _Guard(config.train.max_failures)
+    results, lost = [], ""
     async with AsyncExitStack() as stack:
-        # Engines that run already serve another model, perhaps to a run that goes on.
-        own = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, urls=()))
-        host = EngineHost(own, log_dir, note, probe=[], run=None)
-        await stack.enter_async_context(host.running())
-        for temperature in temperatures:
-            sampling = msgspec.structs.replace(config.sampling, temperature=temperature)
-            agent = PolicyAgent(host.client, renderer, sampling, config.model.max_length)
-            rollouts = await play(config, factory, agent, samples=samples, concurrent=config.async_.max_concurrent)
-            results.append(result_of(rollouts, "eval", version, temperature, config.eval.success))
-            reporter.eval(results[-1])
+        agent_at = None
+        if missing:
+            agent_at = await stack.enter_async_context(playing(config, request.api, reporter, log_dir))
+        for env, temperature, block in blocks:
+            outcomes = [known[index] for index in block if index in known]
+            if agent_at and len(outcomes) < len(block):
+                said = _Said(reporter, f"{env.id} at T = {temperature:g}", len(outcomes), len(block))
+
+                def done(rollout: Rollout, said: "_Said" = said) -> None:
+                    if folder:
+                        folder.keep(rollout)
+                    said.one_more()
+                    guard.look(rollout)
+
+                outcomes += await play(
+                    config,
+                    EpisodeRunner(env.id, factory_of(env), agent_at(temperature)),
+                    concurrent=config.async_.max_concurrent,
+                    first=block[0],
+                    known=known,
+                    done=done,
+                )
+            try:
+                summed_up = partial(
+                    result_of, outcomes, env.id, version, temperature, config.eval.success, request.prices
+                )
+                results.append(await anyio.to_thread.run_sync(summed_up))
+            except RunError as e:
+                lost = f"{env.id} at T = {temperature:g}: {e}"
+                reporter.warn(lost)
+            else:
+                reporter.eval(results[-1])
+    if not results:
+        raise RunError(lost)
+    if folder:
+        folder.finish(results)
     return tuple(results)
 
 
-async def play(config: Config, factory: EnvFactory, agent: Agent, *, samples: int, concurrent: int) -> list[Rollout]:
-    """The rollouts of `agent` on the first `samples` tasks of the evaluation split, in their order; some at a time."""
-    runner = EpisodeRunner(config.env.id, factory, agent)
-    rollouts: list[Rollout | None] = [None] * samples
-    limit = anyio.Semaphore(concurrent)
+async def play(
+    config: Config,
+    runner: EpisodeRunner,
+    *,
+    concurrent: int,
+    first: int = 0,
+    known: Collection[int] = (),
+    done: Callable[[Rollout], None] = lambda rollout: None,
+) -> list[Outcome]:
+    """Play the tasks of the evaluation split, each as often as `eval.samples` says.
 
-    async def one(index: int) -> None:
-        async with limit:
-            task = await tasks.task(index)
-            seed = derive_seed(config.train.seed, "eval", index)
-            rollouts[index] = await runner.run(task, id=f"eval-{index:06d}", seed=seed, index=index)
+    Args:
+        config: its `eval` and seed.
+        runner: plays an episode.
+        concurrent: episodes in flight.
+        first: the index of the first rollout; those of a task have one after the other.
+        known: the indexes of rollouts that need not be played.
+        done: told of each rollout as it finishes.
+    """
+    outcomes: list[Outcome] = []
+    limit = anyio.Semaphore(concurrent)
+    samples = config.eval.samples
+
+    async def one(task: Task, number: int, sample: int) -> None:
+        try:
+            index = first + number * samples + sample
+            seed = derive_seed(config.train.seed, "eval", number, sample)
+            rollout = await runner.run(task, id=f"eval-{index:08d}", seed=seed, index=index)
+            outcomes.append(outcome_of(rollout))
+            done(rollout)
+        finally:
+            limit.release()
 
     async with (
-        TaskFeed(factory, config.eval.split, config.train.seed) as tasks,
+        TaskFeed(runner.factory, config.eval.split, config.train.seed) as tasks,
         anyio.create_task_group() as group,
     ):
-        for index in range(samples):
-            group.start_soon(one, index)
-    return [r for r in rollouts if r is not None]
+        for number in range(config.eval.tasks):
+            wanted = [s for s in range(samples) if first + number * samples + s not in known]
+            task = await tasks.task(number) if wanted else None
+            for sample in wanted:
+                await limit.acquire()
+                assert task is not None
+                group.start_soon(one, task, number, sample)
+    return outcomes
 
 
-def result_of(
-    rollouts: Sequence[Rollout], label: str, version: int | None, temperature: float, success: float
-) -> EvalResult:
-    """Count successes. Failed and unscored rollouts are no samples: they are reported beside them.
+class _Said:
+    """Tells now and then how far the episodes are."""
 
-    Raises:
-        RunError: there is no sample left.
-    """
-    scored = [r for r in rollouts if r.status is not Status.FAILED and r.reward is not None]
-    if not scored:
-        last = next((r.error for r in reversed(rollouts) if r.error), "a reward method returned None")
-        raise RunError(f"none of {len(rollouts)} evaluation rollouts could be scored; the last one: {last}")
-    wins = [r.reward is not None and r.reward >= success for r in scored]
-    low, high = wilson(sum(wins), len(wins))
-    levels: dict[str, list[bool]] = defaultdict(list)
-    for rollout, win in zip(scored, wins, strict=True):
-        levels[rollout.task.level].append(win)
-    return EvalResult(
-        label=label,
-        version=version,
-        temperature=temperature,
-        samples=len(scored),
-        success=fmean(wins),
-        low=low,
-        high=high,
-        mean_reward=fmean([r.reward or 0.0 for r in scored]),
-        by_level={level: LevelResult(len(levels[level]), fmean(levels[level])) for level in sorted(levels) if level},
-        turns=fmean([r.turns for r in scored]),
-        tool_error_share=fmean([bool(r.tool_faults) for r in scored]),
-        truncated=fmean([r.status is Status.TRUNCATED for r in scored]),
-        metrics=means(r.metrics for r in scored),
-        failed=len(rollouts) - len(scored),
-        failures=_failures(rollouts),
-        tool_faults=sum_faults(fault for r in rollouts for fault in r.tool_faults),
-    )
+    def __init__(self, reporter: Reporter, what: str, done: int, total: int) -> None:
+        self._reporter = reporter
+        self._what = what
+        self._done = done
+        self._total = total
+        self._say()
+
+    def one_more(self) -> None:
+        self._done += 1
+        if self._done * _SAID_PARTS // self._total > (self._done - 1) * _SAID_PARTS // self._total:
+            self._say()
+
+    def _say(self) -> None:
+        self._reporter.phase(f"evaluating {self._what}: {self._done} of {self._total}")
 
 
-def _failures(rollouts: Sequence[Rollout]) -> tuple[Failure, ...]:
-    by_reason: dict[str, list[Rollout]] = defaultdict(list)
-    for rollout in rollouts:
-        if rollout.status is Status.FAILED or rollout.reward is None:
-            by_reason[rollout.stop_reason if rollout.status is Status.FAILED else "unscored"].append(rollout)
-    found = (Failure(str(reason), len(those), those[-1].error or "") for reason, those in by_reason.items())
-    return tuple(sorted(found, key=lambda failure: -failure.count))
+class _Guard:
+    """Ends an evaluation in which nothing works any more: a wrong key, an engine that is gone."""
 
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._in_a_row = 0
 
-def wilson(successes: int, samples: int) -> tuple[float, float]:
-    """The 95% score interval of a proportion (Wilson 1927); (0, 1) without samples."""
-    if samples == 0:
-        return 0.0, 1.0
-    p = successes / samples
-    spread = _Z95 * math.sqrt(p * (1 - p) / samples + _Z95**2 / (4 * samples**2))
-    scale = 1 + _Z95**2 / samples
-    centre = p + _Z95**2 / (2 * samples)
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    def look(self, rollout: Rollout) -> None:
+        """Raises `RunError` at the last of so many failures, one after another."""
+        self._in_a_row = self._in_a_row + 1 if rollout.reward is None else 0
+        if self._in_a_row >= self._most:
+            raise RunError(
+                f"the last {self._in_a_row} rollouts all failed or were unscored (train.max_failures), the last one "
+                f"with {rollout.stop_reason}: {rollout.error or 'a reward method returned None'}"
+            )

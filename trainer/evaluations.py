@@ -8,16 +8,18 @@ from collections.abc import Callable
 from functools import partial
 
 import anyio
+import anyio.to_thread
 
 from moonmill.agents.client import InferenceClient
 from moonmill.agents.policy import PolicyAgent
-from moonmill.agents.runner import EnvFactory
+from moonmill.agents.runner import EnvFactory, EpisodeRunner
 from moonmill.config import Config
 from moonmill.errors import RunError
 from moonmill.reporting import Reporter
 from moonmill.trainer.engine_host import EngineHost
-from moonmill.trainer.evaluate import play, result_of
+from moonmill.trainer.evaluate import play
 from moonmill.trainer.ledger import Ledger
+from moonmill.trainer.outcomes import result_of
 
 
 class Evaluations:
@@ -66,7 +68,7 @@ class Evaluations:
     async def _evaluate(self, engine: EngineHost, label: str, concurrent: int) -> None:
         """Evaluate the version in use at each temperature; it stays the same throughout."""
         config = self._config
-        if not config.eval.samples:
+        if not config.eval.tasks:
             return
         async with self._turn, engine.pinned_client() as client:
             if not label and client.version == self._evaluated:
@@ -74,9 +76,10 @@ class Evaluations:
             self._evaluated = client.version
             label = label or f"step {client.version}"
             self._reporter.phase(f"evaluating ({label})")
-            playing = partial(play, config, self._factory, samples=config.eval.samples, concurrent=concurrent)
             for temperature in config.eval.temperatures:
-                rollouts = await playing(agent=self._agent(client, temperature))
-                result = result_of(rollouts, label, client.version, temperature, config.eval.success)
+                runner = EpisodeRunner(config.env.id, self._factory, self._agent(client, temperature))
+                outcomes = await play(config, runner, concurrent=concurrent)
+                summed_up = partial(result_of, outcomes, label, client.version, temperature, config.eval.success)
+                result = await anyio.to_thread.run_sync(summed_up)
                 self._ledger.event("eval", result=result)
                 self._reporter.eval(result)

@@ -37,7 +37,7 @@ def pretraining(config: Config) -> Config:
             "algorithm.critic: nothing says how long it is to be pre-trained: set algorithm.critic.pretrain to {}, "
             "which ends by itself, or algorithm.critic.warmup_steps to a number of steps"
         )
-    return replace(config, run_dir=f"{config.run_dir}{_SUFFIX}", eval=replace(config.eval, samples=0))
+    return replace(config, run_dir=f"{config.run_dir}{_SUFFIX}", eval=replace(config.eval, tasks=0, samples=1))
 
 
 def pretrain(config: Config, out: Path, *, resume: bool, reporter: Reporter) -> Summary:

@@ -46,6 +46,8 @@ AT_ONCE = (
 """Checks that import neither torch (but for a GPU) nor transformers."""
 FOR_PLAYING = ("environment", "sandbox", "evaluation", "device", "model", "engine")
 """Those of them that concern an evaluation."""
+FOR_API = ("environment", "sandbox", "evaluation")
+"""Those of an evaluation that is played by an API."""
 _TASKS_LOOKED_AT = 16
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -163,8 +165,16 @@ def _evaluation(config: Config) -> str:
     for temperature in config.eval.temperatures:
         if 0 < temperature < COOLEST:
             raise ConfigError(_too_cool("eval.temperatures", temperature))
+    tasks, samples = config.eval.tasks, config.eval.samples
+    if samples > 1 and not tasks:
+        raise ConfigError(
+            f"eval.samples: {samples} is how often each task is played, but eval.tasks, how many there are, is 0: set "
+            f"eval.tasks (to {samples}, and leave eval.samples out, where {samples} tasks are meant)"
+        )
+    if not tasks:
+        return "none"
     temperatures = ", ".join(f"{t:g}" for t in config.eval.temperatures)
-    return f"{config.eval.samples} tasks at temperature {temperatures}" if config.eval.samples else "none"
+    return f"{tasks} tasks{f', each {samples} times,' * (samples > 1)} at temperature {temperatures}"
 
 
 def _too_cool(key: str, temperature: float) -> str:
@@ -245,7 +255,7 @@ def _prompts(config: Config) -> str:
             f"changing its tokens, and the tools of {config.env.id} have results: name the model's family"
         )
     longest = 0
-    splits = ["train", *([config.eval.split] if config.eval.samples else [])]
+    splits = ["train", *([config.eval.split] if config.eval.tasks else [])]
     tasksets = {split: Taskset(partial(_make, config), split, config.train.seed) for split in splits}
     for split, index in itertools.product(splits, range(_TASKS_LOOKED_AT)):
         env.task = task = tasksets[split].task(index)

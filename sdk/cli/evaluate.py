@@ -1,33 +1,37 @@
-"""`moonmill eval`: what is evaluated is an environment and a policy; a config or a run names both."""
+"""`moonmill eval`: environments, played by a policy or by a model behind an API, or two such evaluations compared."""
 
-import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
-from moonmill.cli.models import is_run, policy_of
 from moonmill.cli.options import json_option, set_option
 from moonmill.cli.results import Command
+from moonmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from moonmill.config import Config
+    from moonmill.reporting import EvalResult
+    from moonmill.trainer.evaluate import Request
 
-_SAMPLES = 200
+_TASKS = 200
 """Where neither the command line nor the config says; the 95% interval is then at most ±7 points."""
 
 
 @click.command("eval", cls=Command)
-@click.argument("target", metavar="CONFIG|RUN|ENV_ID")
+@click.argument("targets", metavar="CONFIG|RUN|ENV_ID...", nargs=-1)
 @click.option(
     "--model",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="The folder of a model, of an adapter, or of a run, which stands for its newest checkpoint.",
+    help="The folder of a model, of an adapter, or of a run, which stands for its newest checkpoint. With --api, the "
+    "model's name there.",
 )
-@click.option("--samples", type=click.IntRange(min=1), help="Tasks at each temperature.")
+@click.option("--api", metavar="URL", help="Play by an OpenAI-compatible API, such as https://api.openai.com/v1.")
+@click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the API's key.")
+@click.option("--tasks", type=click.IntRange(min=1), help="How many tasks are played.  [default: the config's, or 200]")
+@click.option("--samples", type=click.IntRange(min=1), help="How often each is played, for pass@k.  [default: 1]")
 @click.option(
     "--temperature",
     "temperatures",
@@ -35,83 +39,124 @@ _SAMPLES = 200
     multiple=True,
     help="0 is greedy. May be repeated.",
 )
+@click.option(
+    "--prices",
+    type=(click.FloatRange(min=0), click.FloatRange(min=0)),
+    metavar="PROMPT COMPLETION",
+    help="Of a million tokens of either kind, to tell the cost.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for every rollout and the figures. Where it holds part of the same evaluation, that goes on.",
+)
+@click.option(
+    "--compare",
+    type=(click.Path(path_type=Path), click.Path(path_type=Path)),
+    metavar="A B",
+    help="Compare two such folders over the tasks that both have, and play nothing.",
+)
 @set_option
 @json_option
 def evaluate(
-    target: str,
-    model: Path | None,
+    targets: tuple[str, ...],
+    model: str | None,
+    api: str | None,
+    api_key_env: str | None,
+    tasks: int | None,
     samples: int | None,
     temperatures: tuple[float, ...],
+    prices: tuple[float, float] | None,
+    out: Path | None,
+    compare: tuple[Path, Path] | None,
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Measure a policy's success on held-out tasks.
+    """Measure success on held-out tasks.
 
-    The environment comes from a config, a run's directory or an environment's id; the policy from --model, else from
-    the config, else from the run's newest checkpoint.
+    Environments come from a config, a run's directory or their ids, of which there may be several; the player is the
+    model of --model, else the config's, else the run's newest checkpoint, or whatever answers at --api.
     """
-    from moonmill.cli.output import console, print_json
-    from moonmill.cli.progress import reporting
-    from moonmill.cli.tables import print_evals, print_faults
-    from moonmill.trainer.validate import FOR_PLAYING, require_valid
+    if compare is not None:
+        if targets:
+            raise ConfigError("--compare: give two folders of `moonmill eval --out` and nothing to play")
+        _compare(*compare, as_json)
+        return
+    if not targets:
+        raise click.UsageError("Missing argument 'CONFIG|RUN|ENV_ID...'.")
+    from moonmill.cli.eval_targets import targets_of
+    from moonmill.trainer.players import Api
+    from moonmill.trainer.validate import FOR_API, FOR_PLAYING, require_valid
 
-    config = settings(target, model, overrides)
-    require_valid(config, FOR_PLAYING)
-    from moonmill.trainer.evaluate import evaluate as run  # takes seconds: a bad config is told before
-    from moonmill.trainer.summary import sum_faults, with_unknown_as_one
+    if api is not None and model is None:
+        raise ConfigError("--api: say with --model what the model is called there")
+    if api is None and api_key_env is not None:
+        raise ConfigError("--api-key-env: of use with --api alone")
+    config, envs = targets_of(targets, model, api is not None, overrides)
+    player = Api(api, model, api_key_env) if api and model else None
+    if player:
+        player.key()
+    for env in envs:
+        require_valid(replace(config, env=env), FOR_API if player else FOR_PLAYING)
+    config = _asked(config, tasks, samples, temperatures)
+    from moonmill.trainer.evaluate import Request
 
-    logs = Path(tempfile.mkdtemp(prefix="moonmill-eval-"))
-    with reporting() as reporter:
-        reporter.phase(f"evaluating {config.model.path} on {config.env.id}")
-        results = run(
-            config,
-            samples=samples or config.eval.samples or _SAMPLES,
-            temperatures=temperatures or config.eval.temperatures,
-            reporter=reporter,
-            log_dir=logs,
-        )
-    shutil.rmtree(logs, ignore_errors=True)  # the engine's log is of use after a failure alone
+    results = _play(Request(config, envs, player, out, prices))
     if as_json:
+        from moonmill.cli.output import print_json
+
         print_json(results)
     else:
-        print_evals(console(), results)
-        faults = sum_faults(fault for result in results for fault in result.tool_faults)
-        print_faults(console(), with_unknown_as_one(faults))
+        _print(results)
+    if len(results) < len(envs) * len({*config.eval.temperatures}):
+        click.get_current_context().exit(1)  # what came to nothing was told
 
 
-def settings(target: str, model: Path | None, overrides: tuple[str, ...]) -> "Config":
-    """The config that the arguments of `moonmill eval` stand for."""
-    from moonmill.config_io import load_config, make_config
-    from moonmill.errors import ConfigError
+def _asked(config: "Config", tasks: int | None, samples: int | None, temperatures: tuple[float, ...]) -> "Config":
+    """The config with what the command line says of the evaluation, and how many tasks there are in any case."""
+    asked = replace(
+        config.eval,
+        tasks=tasks or config.eval.tasks or _TASKS,
+        samples=samples or config.eval.samples,
+        temperatures=temperatures or config.eval.temperatures,
+    )
+    return replace(config, eval=asked)
 
-    given = Path(target)
-    if os.path.isdir(given):
-        config_file, model = given / "config.yaml", model or given
-    elif os.path.isfile(given) or given.suffix in (".yaml", ".yml"):
-        config_file = given
-    elif model is None:
-        raise ConfigError(
-            f"{target} is neither a config file nor a run, so an environment: say with --model what is to play it"
-        )
-    elif is_run(model):
-        config_file = model / "config.yaml"
-        if load_config(config_file).env.id != target:
-            overrides = (_set("env", {"id": target}), *overrides)
+
+def _play(request: "Request") -> "tuple[EvalResult, ...]":
+    from moonmill.cli.progress import reporting
+    from moonmill.trainer.evaluate import evaluate as run
+
+    logs = Path(tempfile.mkdtemp(prefix="moonmill-eval-"))
+    try:
+        with reporting() as reporter:
+            results = run(request, reporter, logs)
+    except KeyboardInterrupt:
+        if request.out:
+            click.echo(f"the same command goes on from what is in {request.out}", err=True)
+        raise
+    shutil.rmtree(logs, ignore_errors=True)  # the engine's log is of use after a failure alone
+    return results
+
+
+def _print(results: "tuple[EvalResult, ...]") -> None:
+    from moonmill.cli.eval_tables import print_results
+    from moonmill.cli.output import console
+    from moonmill.cli.tables import print_faults
+    from moonmill.trainer.summary import sum_faults, with_unknown_as_one
+
+    print_results(console(), results)
+    faults = sum_faults(fault for result in results for fault in result.tool_faults)
+    print_faults(console(), with_unknown_as_one(faults))
+
+
+def _compare(a: Path, b: Path, as_json: bool) -> None:
+    from moonmill.cli.eval_tables import print_contrasts
+    from moonmill.cli.output import console, print_json
+    from moonmill.trainer.eval_compare import compare
+
+    found = compare(a, b)
+    if as_json:
+        print_json(found)
     else:
-        data = {"env": {"id": target}, "model": {"path": str(model), "max_length": _length_of(model)}}
-        return make_config(data, overrides, source=f"moonmill eval {target}", folder=Path.cwd())
-    if model is not None:
-        overrides = (_set("model.path", str(policy_of(model))), *overrides)
-    return load_config(config_file, overrides)
-
-
-def _length_of(model: Path) -> int:
-    """The context to play in where only the model says: its own, unless that is longer than a config's default."""
-    from moonmill.agents.engine.folder import positions_of
-    from moonmill.config import ModelConfig
-
-    return min(positions_of(model) or ModelConfig("").max_length, ModelConfig("").max_length)
-
-
-def _set(key: str, value: object) -> str:
-    return f"{key}={json.dumps(value)}"
+        print_contrasts(console(), found)

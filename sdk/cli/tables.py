@@ -6,7 +6,7 @@ from rich.console import Console
 
 from moonmill.cli.figures import NONE, number, seconds, share
 from moonmill.cli.output import table
-from moonmill.reporting import EvalResult, Failure, Summary
+from moonmill.reporting import EvalResult, Summary
 from moonmill.types import ToolFault
 
 _FAULTS_SHOWN = 8
@@ -50,11 +50,12 @@ def print_evals(out: Console, evals: Sequence[EvalResult]) -> None:
             str(r.failed),
         )
     out.print(grid)
-    _print_failures(out, [(r, failure) for r in evals for failure in r.failures])
+    print_failures(out, evals)
 
 
-def _print_failures(out: Console, failures: Sequence[tuple[EvalResult, Failure]]) -> None:
-    if failures:
+def print_failures(out: Console, evals: Sequence[EvalResult]) -> None:
+    """Why rollouts could not be scored."""
+    if failures := [(r, failure) for r in evals for failure in r.failures]:
         out.print()
         grid = table(out, "evaluation", "T", "failed", "count", "for example")
         for r, failure in failures:

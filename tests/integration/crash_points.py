@@ -99,7 +99,7 @@ train:
   checkpoint_every: {draw.choice((2, 3, 5))}
   keep_checkpoints: {draw.choice((1, 2))}
   eval_every: 4
-eval: {{samples: {draw.choice((0, 0, 4))}, temperatures: [1.0]}}
+eval: {{tasks: {draw.choice((0, 0, 4))}, temperatures: [1.0]}}
 """
     )
     return path

@@ -94,7 +94,7 @@ def test_a_tool_that_raises_is_told_to_the_model_and_counted_for_the_author(
     moonmill: Cli, config: Path, bad_env: Path
 ) -> None:
     # The starter policy begins by calling its calculator, which fails here.
-    result = moonmill("eval", config, "--set", f"env={{id: '{bad_env}:Bad'}}", "--samples", 16)
+    result = moonmill("eval", config, "--set", f"env={{id: '{bad_env}:Bad'}}", "--tasks", 16)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     assert "ZeroDivisionError" in result.stdout

@@ -13,7 +13,7 @@ GAIN = 0.15
 def test_success_on_held_out_tasks_rises_by_fifteen_points(moonmill: Cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
     demo = ROOT / "examples" / "calculator" / "demo.yaml"
-    sets = [f"run_dir={run}", f"train.steps={STEPS}", f"eval.samples={SAMPLES}"]
+    sets = [f"run_dir={run}", f"train.steps={STEPS}", f"eval.tasks={SAMPLES}"]
     result = moonmill("train", demo, "--json", *(word for key in sets for word in ("--set", key)), timeout=500)
     assert result.returncode == 0, result.stderr
     summary = as_json(result)

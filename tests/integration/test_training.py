@@ -67,7 +67,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     config = write_config(folder)
     # Not `python -m`, which would look for modules in the folder first.
     script = Path(sys.executable).with_name("moonmill")
-    command = [script, "train", config, "--json", "--set", "eval.samples=16", "--set", "env.id=noisy.py:Noisy"]
+    command = [script, "train", config, "--json", "--set", "eval.tasks=16", "--set", "env.id=noisy.py:Noisy"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stderr
     return Finished(config, folder / "run", result)
@@ -109,7 +109,7 @@ def test_every_token_keeps_the_version_that_sampled_it(finished: Finished) -> No
 
 
 def test_an_evaluation_of_a_run_names_its_version(finished: Finished, moonmill: Cli) -> None:
-    result = moonmill("eval", finished.run, "--samples", 4, "--temperature", 1, "--json")
+    result = moonmill("eval", finished.run, "--tasks", 4, "--temperature", 1, "--json")
     assert result.returncode == 0, result.stderr
     (evaluation,) = msgspec.json.decode(result.stdout, type=list[EvalResult])
     assert evaluation.version == 10
@@ -160,7 +160,7 @@ def test_an_adapter_goes_through_the_same_path_and_on_from_where_it_stopped(
     for folder in (*(run / "weights").iterdir(), *(run / "checkpoints").glob("*/policy")):
         assert {f.name for f in folder.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
         assert not (folder / "model.safetensors").exists()
-    played = moonmill("eval", run, "--samples", 4, "--temperature", 1, "--json")
+    played = moonmill("eval", run, "--tasks", 4, "--temperature", 1, "--json")
     (evaluation,) = msgspec.json.decode(played.stdout, type=list[EvalResult])
     assert evaluation.version == 6
 
@@ -312,15 +312,15 @@ class PressedAtTheEnd(Quiet):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("samples", [0, 8])
-def test_ctrl_c_after_the_last_step_leaves_its_checkpoint(attached: Path, tmp_path: Path, samples: int) -> None:
-    sets = ["train.steps=2", f"eval={{samples: {samples}, temperatures: [0.0]}}"]
+@pytest.mark.parametrize("tasks", [0, 8])
+def test_ctrl_c_after_the_last_step_leaves_its_checkpoint(attached: Path, tmp_path: Path, tasks: int) -> None:
+    sets = ["train.steps=2", f"eval={{tasks: {tasks}, temperatures: [0.0]}}"]
     settings = load_config(attached, sets)
     summary = train(settings, resume=False, reporter=PressedAtTheEnd())
     assert summary.version == 2
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000004"]
-    assert summary.status == ("stopped" if samples else "finished")
-    if samples:
+    assert summary.status == ("stopped" if tasks else "finished")
+    if tasks:
         summary = train(settings, resume=True, reporter=Quiet())
         assert summary.status == "finished"
         assert [result.label for result in summary.evals] == ["before", "after"]
@@ -376,7 +376,7 @@ def test_ctrl_c_ends_evaluations_that_outlast_the_training_with_all_of_it_saved(
     run = tmp_path / "run"
     (tmp_path / "slow.py").write_text(SLOW)
     sets = [f"env.id={tmp_path / 'slow.py'}:Slow", "train.steps=3", "train.eval_every=1"]
-    sets += ["eval={samples: 4, temperatures: [1.0]}"]
+    sets += ["eval={tasks: 4, temperatures: [1.0]}"]
     with start(attached, tmp_path, *(word for key in sets for word in ("--set", key))) as trainer:
         wait_for_steps(run, 1, trainer)
         (tmp_path / "slow").touch()
@@ -391,7 +391,7 @@ def test_ctrl_c_ends_evaluations_that_outlast_the_training_with_all_of_it_saved(
 def test_evaluations_during_training_take_turns_and_are_of_the_version_they_name(
     moonmill: Cli, attached: Path, tmp_path: Path
 ) -> None:
-    sets = ["--set", "train.eval_every=1", "--set", "eval={samples: 32, temperatures: [1.0]}", "--set", "train.steps=6"]
+    sets = ["--set", "train.eval_every=1", "--set", "eval={tasks: 32, temperatures: [1.0]}", "--set", "train.steps=6"]
     assert moonmill("train", attached, *sets).returncode == 0
     results = [e.data["result"] for e in events(tmp_path / "run", "eval")]
     during = [r for r in results if r["label"].startswith("step")]

@@ -9,14 +9,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from moonmill.cli.evaluate import settings
+from moonmill.cli.eval_tables import print_contrasts, print_results
+from moonmill.cli.eval_targets import settings
 from moonmill.cli.figures import number, seconds, share
 from moonmill.cli.output import console, print_json
 from moonmill.cli.progress import LiveReporter, PlainReporter, eval_text, reporting, sparkline, step_text
 from moonmill.cli.tables import changes, print_summary
 from moonmill.cli.transcripts import print_rollout
-from moonmill.reporting import EvalResult, Failure, LevelResult, StalenessSummary, StepLine, Summary
-from moonmill.types import Action, Message, Observation, Rollout, Status, StopReason, Task, ToolCall, ToolFault
+from moonmill.reporting import Estimate, EvalResult, Failure, LevelResult, StalenessSummary, StepLine, Summary
+from moonmill.trainer.eval_compare import Contrast, EvalComparison, Paired
+from moonmill.types import Action, Message, Observation, Rollout, Status, StopReason, Task, ToolCall, ToolFault, Usage
 
 
 def evaluation(label: str, success: float, temperature: float = 1.0, version: int = 0) -> EvalResult:
@@ -155,8 +157,8 @@ def test_a_change_over_other_tasks_says_so():
 
 def test_a_model_alone_says_in_which_context_it_is_evaluated():
     policy = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
-    assert settings("calculator-v0", policy, ()).model.max_length == 512
-    assert settings("calculator-v0", policy, ("model.max_length=99",)).model.max_length == 99
+    assert settings("calculator-v0", str(policy), ()).model.max_length == 512
+    assert settings("calculator-v0", str(policy), ("model.max_length=99",)).model.max_length == 99
 
 
 def test_a_summary_in_json_has_every_key(capsys):
@@ -278,3 +280,45 @@ def test_a_failed_rollout_shows_its_error():
         "=> failed, env_error, unscored, 0 turns",
         "   error: boom (env.py:3)",
     ]
+
+
+def test_an_evaluations_table_has_its_intervals_its_levels_and_what_failed():
+    half = Estimate(0.5, 0.25, 0.75, 4)
+    level = LevelResult(8, 0.5, 0.4, 0.6, half, {"pass@2": Estimate(0.75, 0.5, 1.0, 4)})
+    result = msgspec.structs.replace(
+        evaluation("e-v0", 0.5),
+        reward=half,
+        pass_at=level.pass_at,
+        by_level={"easy": level},
+        usage=Usage(12_000, 345),
+        cost=0.0123,
+    )
+    unmeasured = msgspec.structs.replace(evaluation("f-v0", 0.5), by_level={})
+    out = io.StringIO()
+    print_results(console(out), [result, unmeasured])
+    lines = [re.sub(r"  +", "  ", line.strip()) for line in out.getvalue().splitlines()]
+    assert lines[0] == (
+        "environment  T  tasks  samples  success  95% interval  pass@2  95% interval  reward  95% interval  turns  "
+        "tool errors  truncated  calls  prompt tokens  completion tokens  cost  failed"
+    )
+    assert lines[1] == (
+        "e-v0  1  4  600  50.0%  46.0% to 54.0%  75.0%  50.0% to 100.0%  0.500  0.250 to 0.750  3.2  2.0%  5.0%  "
+        "1.500  12,000  345  0.0123  1"
+    )
+    assert lines[2].startswith("f-v0  1  —  600  50.0%  46.0% to 54.0%  —  —  —  —  3.2")
+    assert "e-v0  1  easy  4  8  50.0%  40.0% to 60.0%  75.0%  50.0% to 100.0%  0.500  0.250 to 0.750" in lines
+    assert any(line.startswith("e-v0  1  prompt_too_long  1") for line in lines)
+
+
+def test_a_comparisons_table_tells_the_difference_and_what_was_left_out():
+    success = Paired(0.5, 0.75, Estimate(0.25, -0.1, 0.6, 8), 3, 1, 0.625)
+    reward = Paired(0.5, 0.7, Estimate(0.2, 0.1, 0.3, 8), 5, 0, 0.0625)
+    contrast = Contrast("e-v0", 0.0, 0.7, 8, success, reward, tuple(f"eval-{n}" for n in range(12)), ())
+    out = io.StringIO()
+    print_contrasts(console(out), EvalComparison("a", "b", {"player.path": ("x", "y")}, (contrast,)))
+    lines = [re.sub(r"  +", "  ", line.strip()) for line in out.getvalue().splitlines()]
+    assert lines[:3] == ["A: a", "B: b", "player.path: 'x' in A, 'y' in B"]
+    assert "e-v0  0 and 0.7  8  success  50.0%  75.0%  +25.0  -10.0 to +60.0  3  1  0.62" in lines
+    assert "e-v0  0 and 0.7  8  reward  0.500  0.700  +0.200  +0.100 to +0.300  5  0  0.062" in lines
+    assert lines[-1].startswith("e-v0: 12 tasks scored in A alone: eval-0, eval-1")
+    assert lines[-1].endswith("eval-9 and 2 more")

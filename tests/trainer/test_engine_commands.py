@@ -42,7 +42,7 @@ def test_only_the_module_and_what_concerns_it_differ() -> None:
 
 
 def test_evaluations_beside_training_have_places_of_their_own() -> None:
-    beside = replace(CONFIG, eval=EvalConfig(samples=8, max_concurrent=5), train=TrainConfig(eval_every=10))
+    beside = replace(CONFIG, eval=EvalConfig(tasks=8, max_concurrent=5), train=TrainConfig(eval_every=10))
     alone = replace(beside, train=TrainConfig())
     assert [value_of(engine_argv(c), "--max-batch") for c in (CONFIG, beside, alone)] == ["64", "69", "64"]
 
@@ -57,17 +57,17 @@ def test_vllm_gets_slots_for_what_a_run_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_new_version", "samples", "slots"),
+    ("on_new_version", "tasks", "slots"),
     [("interrupt", 0, 2), ("interrupt", 8, 3), ("finish", 0, 6), ("finish", 8, 7)],
 )
-def test_slots_are_counted(on_new_version: Literal["interrupt", "finish"], samples: int, slots: int) -> None:
+def test_slots_are_counted(on_new_version: Literal["interrupt", "finish"], tasks: int, slots: int) -> None:
     asynchrony = AsyncConfig(max_staleness=4, on_new_version=on_new_version)
-    assert slots_needed(replace(CONFIG, async_=asynchrony, eval=EvalConfig(samples=samples))) == slots
+    assert slots_needed(replace(CONFIG, async_=asynchrony, eval=EvalConfig(tasks=tasks))) == slots
 
 
 def test_too_few_slots_are_refused_with_both_numbers_and_the_reason() -> None:
     few = replace(VLLM, engine=replace(VLLM.engine, vllm=VllmConfig(max_loras=2)))
-    config = replace(few, async_=AsyncConfig(max_staleness=4, on_new_version="finish"), eval=EvalConfig(samples=8))
+    config = replace(few, async_=AsyncConfig(max_staleness=4, on_new_version="finish"), eval=EvalConfig(tasks=8))
     with pytest.raises(ConfigError) as refused:
         describe_versions(config)
     assert str(refused.value) == (

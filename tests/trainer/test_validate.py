@@ -229,8 +229,17 @@ def test_a_temperature_that_cannot_be_computed_is_told(config: Config) -> None:
     assert found(cold)["asynchrony"].detail == (
         "sampling.temperature: 1e-06 is too low to be computed: the lowest is 1e-05, and 0 is greedy"
     )
-    cold = replace(config, eval=EvalConfig(samples=4, temperatures=(0.0, 1e-6)))
+    cold = replace(config, eval=EvalConfig(tasks=4, temperatures=(0.0, 1e-6)))
     assert found(cold)["evaluation"].detail.startswith("eval.temperatures: 1e-06 is too low")
+
+
+def test_samples_of_no_task_are_told(config: Config) -> None:
+    detail = found(replace(config, eval=EvalConfig(samples=600)))["evaluation"].detail
+    assert detail.startswith(
+        "eval.samples: 600 is how often each task is played, but eval.tasks, how many there are, is 0"
+    )
+    asked = replace(config, eval=EvalConfig(tasks=8, samples=4))
+    assert found(asked)["evaluation"].detail == "8 tasks, each 4 times, at temperature 1, 0"
 
 
 def test_what_is_trained_is_told(config: Config) -> None:

@@ -1,0 +1,99 @@
+"""Who plays an evaluation: a model behind an engine, or one behind a chat API."""
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+from msgspec import Struct
+from msgspec.structs import replace
+
+from moonmill.agents.agent import Agent
+from moonmill.agents.chat import ChatAgent
+from moonmill.config import Config
+from moonmill.config_io import plain
+from moonmill.errors import ConfigError
+from moonmill.reporting import Reporter
+
+_ATTEMPTS = 8
+"""Tries per answer of an API: with doubling waits about a minute, besides what it asks for itself."""
+
+AgentAt = Callable[[float], Agent]
+"""The player at a temperature."""
+
+
+class Api(Struct, frozen=True):
+    """A model behind an OpenAI-compatible API. The key itself is kept nowhere."""
+
+    url: str
+    model: str
+    key_from: str | None = None
+    """The environment variable that holds the key."""
+
+    def key(self) -> str | None:
+        """The key.
+
+        Raises:
+            ConfigError: there is none where it should be.
+        """
+        if self.key_from is None:
+            return None
+        if not (key := os.environ.get(self.key_from)):
+            raise ConfigError(f"--api-key-env: the environment variable {self.key_from} is empty or not set")
+        return key
+
+
+def describe_player(config: Config, api: Api | None) -> dict[str, Any]:
+    """What tells a player from another."""
+    if api is not None:
+        return {"api": api.url, "model": api.model}
+    names = ("path", "max_length", "dtype", "renderer", "tool_format")
+    return {"engine": config.engine.type, **{name: plain(config.model)[name] for name in names}}
+
+
+@asynccontextmanager
+async def playing(config: Config, api: Api | None, reporter: Reporter, log_dir: Path) -> AsyncIterator[AgentAt]:
+    """The player, ready; an engine of ours is started and stopped.
+
+    Raises:
+        ConfigError: the API cannot be asked as it is named.
+        WorkerDiedError: the engine did not start.
+    """
+    if api is None:
+        async with _policy(config, reporter, log_dir) as agent_at:
+            yield agent_at
+        return
+    async with AsyncExitStack() as stack:
+        agents: dict[float, Agent] = {}
+        for temperature in config.eval.temperatures:
+            sampling = replace(config.sampling, temperature=temperature)
+            timeout = config.engine.request_timeout
+            agent = ChatAgent(api.url, api.model, sampling, api_key=api.key(), timeout=timeout, max_attempts=_ATTEMPTS)
+            agents[temperature] = await stack.enter_async_context(agent)
+        yield agents.__getitem__
+
+
+@asynccontextmanager
+async def _policy(config: Config, reporter: Reporter, log_dir: Path) -> AsyncIterator[AgentAt]:
+    from moonmill.agents.engine.folder import text_of  # transformers with them, which an API does without
+    from moonmill.agents.policy import PolicyAgent
+    from moonmill.agents.rendering import load_renderer
+    from moonmill.trainer.engine_host import EngineHost
+
+    model = config.model
+    renderer = await anyio.to_thread.run_sync(load_renderer, text_of(model.path), model.renderer, model.tool_format)
+
+    def note(kind: str, **data: object) -> None:
+        if kind == "engine_starting":
+            reporter.phase(str(data["text"]))
+        elif kind != "engine_started":
+            reporter.warn(f"{kind.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in data.items()))
+
+    # Not the run's own folder: of engines that run already, those of a run that goes on are refused.
+    host = EngineHost(replace(config, run_dir=str(log_dir)), log_dir, note, probe=[], run=None)
+    async with host.running():
+        yield lambda temperature: PolicyAgent(
+            host.client, renderer, replace(config.sampling, temperature=temperature), model.max_length
+        )
