@@ -107,6 +107,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """CPU threads each computes with."""
     max_batch: PositiveInt = 64
     """Requests that are decoded at once; further ones wait."""
+    batch_invariant: bool = False
+    """Compute each request by itself, so that it gives the same bits whatever else is sampled: then an evaluation comes
+    out the same to the bit however many episodes are in flight. Several times slower; of the embedded engine alone."""
     start_timeout: PositiveFloat = 600.0
     """Seconds until the engine must be ready. vLLM needs about one minute, and several for a large model."""
     request_timeout: PositiveFloat = 120.0

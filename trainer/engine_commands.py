@@ -38,7 +38,8 @@ def engine_argv(config: Config) -> list[str]:
     argv += ["--dtype", model.dtype, "--device", model.device, "--exit-with-stdin"]
     if engine.type == "vllm":
         return argv + _of_vllm(config)
-    return [*argv, "--renderer", model.renderer, "--tool-format", model.tool_format]
+    argv += ["--renderer", model.renderer, "--tool-format", model.tool_format]
+    return [*argv, *["--batch-invariant"] * engine.batch_invariant]
 
 
 def engine_places(config: Config, logs: Path, progress: Callable[[str, str], None]) -> dict[str, ServerProcess | str]:
@@ -84,6 +85,11 @@ def describe_engine(config: Config) -> str:
     """
     engine, model = config.engine, config.model
     places = _places(config)
+    if engine.batch_invariant and (engine.type != "embedded" or engine.urls):
+        raise ConfigError(
+            "engine.batch_invariant: is for embedded engines that Moonmill starts; vLLM has a way of its own, the "
+            "environment variable VLLM_BATCH_INVARIANT=1, on some GPUs"
+        )
     if engine.type == "embedded" or engine.urls:
         return ", ".join(filter(None, (engine.type, places)))
     check_args(engine.vllm.args)

@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             device=args.device,
             renderer=args.renderer,
             tool_format=args.tool_format,
+            batch_invariant=args.batch_invariant,
             stream_interval=args.stream_interval,
         )
         try:
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("moonmill.agents.engine", __doc__)
     parser.add_argument("--renderer", default="auto", help="how chats become tokens; default: as the model folder says")
     parser.add_argument("--tool-format", default="", help="how calls are written with --renderer default: hermes, …")
+    parser.add_argument("--batch-invariant", action="store_true", help="compute each request by itself")
     parser.add_argument("--stream-interval", type=positive, default=16, help="tokens in a chunk of a stream")
     return parser
 

@@ -4,7 +4,8 @@ Not thread-safe and without a clock: one thread calls `submit`, `abort`, `step`.
 
 - A request is computed by the version it names, from the first token to the last.
 - Every request ends exactly once, with a finish reason; one that is aborted says nothing more.
-- A request's tokens depend on its prompt, its version, its parameters and its seed, never on what else is decoded.
+- A request's tokens depend on its prompt, its version, its parameters and its seed, never on what else is decoded: up
+  to rounding, for the last bits of a sum depend on its shape; to the bit where requests are computed one by one.
 """
 
 import math
@@ -89,16 +90,25 @@ class Scheduler:
         max_batch: slots, and so requests decoded at once.
         max_length: longest context.
         device: where the models are.
+        one_by_one: compute each request by itself and anew, several times slower, so that the same request gives the
+            same bits whatever else is decoded, or was before.
     """
 
     def __init__(
-        self, models: Mapping[str, PreTrainedModel], max_batch: int, max_length: int, device: torch.device
+        self,
+        models: Mapping[str, PreTrainedModel],
+        max_batch: int,
+        max_length: int,
+        device: torch.device,
+        *,
+        one_by_one: bool = False,
     ) -> None:
         self.counters = Counters()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._models = models
         self._device = device
+        self._one_by_one = one_by_one
         self._slots = SlotTable(max_batch)
         self._cache = KVCache(max_batch, max_length)
 
@@ -131,13 +141,14 @@ class Scheduler:
         self._slots.clear()
 
     def step(self) -> None:
-        """Admit what fits, then compute one forward for each version that has requests."""
+        """Admit what fits, then compute one forward for each version that has requests, or for each request."""
         self._admit()
         by_version: dict[str, list[Request]] = {}
         for request in self.running:
             by_version.setdefault(request.version, []).append(request)
         for version, requests in by_version.items():
-            self._forward(self._models[version], requests)
+            for batch in [[request] for request in requests] if self._one_by_one else [requests]:
+                self._forward(self._models[version], batch)
         self.counters.steps += 1
 
     def _admit(self) -> None:
@@ -147,7 +158,7 @@ class Scheduler:
             if request.version not in self._models:
                 self._end(request, "abort")
                 continue
-            placement = self._slots.place(request.version, request.context)
+            placement = self._slots.place(request.version, request.context, reuse=not self._one_by_one)
             if placement is None:
                 break
             self.waiting.popleft()

@@ -44,6 +44,7 @@ class Options(Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     renderer: str = "auto"
     tool_format: str = ""
+    batch_invariant: bool = False
     stream_interval: int = 16
     """Tokens that a stream's chunk carries."""
 
@@ -82,7 +83,9 @@ class Service:
         self.text = load_text(text_of(options.model))
         self.models: dict[str, PreTrainedModel] = {options.served_name: self.base}
         self.paths: dict[str, str] = {options.served_name: options.model}
-        scheduler = Scheduler(self.models, options.max_batch, self.max_length, self.base.device)
+        scheduler = Scheduler(
+            self.models, options.max_batch, self.max_length, self.base.device, one_by_one=options.batch_invariant
+        )
         self.loop = DecodeLoop(scheduler, options.threads)
         self._renderer: TurnRenderer | None = None
         self._lock = anyio.Lock()

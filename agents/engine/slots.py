@@ -41,17 +41,18 @@ class SlotTable:
         self.slots = [Slot(index) for index in range(count)]
         self._uses = 0
 
-    def place(self, version: str, prompt: list[int]) -> Placement | None:
+    def place(self, version: str, prompt: list[int], *, reuse: bool = True) -> Placement | None:
         """Take a slot for a request; None where all are busy. `prompt` becomes the slot's tokens, and grows with them.
 
         The slot with the longest common prefix is continued, or, where that belongs to another request or holds much
-        more of another conversation, the least useful free slot gets a copy of the prefix.
+        more of another conversation, the least useful free slot gets a copy of the prefix. Without `reuse`
+        nothing that is cached is taken.
         """
         free = [slot for slot in self.slots if not slot.busy]
         if not free:
             return None
         # The last token is always computed: its output is what is sampled from.
-        limit = len(prompt) - 1
+        limit = len(prompt) - 1 if reuse else 0
         best, shared = None, 0
         for slot in self.slots:
             if slot.version == version and slot.length > shared:

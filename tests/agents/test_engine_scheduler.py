@@ -307,3 +307,24 @@ def _plain(model: PreTrainedModel) -> PreTrainedModel:
     twin.set_attn_implementation("eager")
     twin.load_state_dict(model.state_dict())
     return twin.eval()
+
+
+def test_one_by_one_a_request_gives_the_same_bits_whatever_else_is_decoded(base: PreTrainedModel) -> None:
+    prompts = [prompt_of(5 + 9 * seed, seed) for seed in range(8)]
+
+    def scheduler_of(slots: int) -> Scheduler:
+        return Scheduler({"a": base}, slots, MAX_LENGTH, CPU, one_by_one=True)
+
+    alone = []
+    for prompt in prompts:
+        scheduler = scheduler_of(1)
+        alone.append(Asked(scheduler, prompt, temperature=0.0))
+        finish(scheduler)
+    scheduler = scheduler_of(5)
+    before = [Asked(scheduler, prompt[: len(prompt) // 2], max_tokens=40) for prompt in prompts[::2]]
+    steps(scheduler, 3)
+    together = [Asked(scheduler, prompt, temperature=0.0) for prompt in reversed(prompts)]
+    finish(scheduler)
+    assert all(asked.finish for asked in before)
+    assert [(a.tokens, a.logprobs) for a in alone] == [(a.tokens, a.logprobs) for a in reversed(together)]
+    assert scheduler.counters.cached_tokens == 0

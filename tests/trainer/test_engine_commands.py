@@ -41,6 +41,18 @@ def test_only_the_module_and_what_concerns_it_differ() -> None:
     assert value_of(vllm, "--python") == "/venv/bin/python"
 
 
+def test_only_embedded_engines_of_ours_compute_requests_one_by_one() -> None:
+    invariant = replace(CONFIG, engine=EngineConfig(batch_invariant=True))
+    assert "--batch-invariant" in engine_argv(invariant)
+    assert "--batch-invariant" not in engine_argv(CONFIG)
+    for engine in (
+        replace(VLLM.engine, batch_invariant=True),
+        EngineConfig(batch_invariant=True, urls=("http://a:1",)),
+    ):
+        with pytest.raises(ConfigError, match=r"engine\.batch_invariant: is for embedded engines that Moonmill starts"):
+            describe_engine(replace(CONFIG, engine=engine))
+
+
 def test_evaluations_beside_training_have_places_of_their_own() -> None:
     beside = replace(CONFIG, eval=EvalConfig(tasks=8, max_concurrent=5), train=TrainConfig(eval_every=10))
     alone = replace(beside, train=TrainConfig())
