@@ -24,9 +24,9 @@ _BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 """Rotary embeddings that change with the longest context in a batch, so that a token's would depend on its
 neighbours."""
 _CHECK_TOKENS = 12
-_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-"""Largest difference of log-probabilities between our attention and the model's own. Wrong attention is off by
-units."""
+_CHECK_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.25}
+"""Largest difference of log-probabilities between our attention and the model's own. Wrong attention is off by units;
+the tokens, which no text has, can make much of rounding: the model's own is off by 2e-3 for SmolLM2-135M."""
 
 
 class ModelError(EngineError):
