@@ -81,7 +81,8 @@ async def _evaluate(
     if known:
         reporter.phase(f"{request.out}: {total - missing} of {total} rollouts are there already")
     guard = _Guard(config.train.max_failures)
-    results, lost = [], ""
+    results: list[EvalResult] = []
+    lost: list[str] = []
     async with AsyncExitStack() as stack:
         agent_at = None
         if missing:
@@ -111,12 +112,13 @@ async def _evaluate(
                 )
                 results.append(await anyio.to_thread.run_sync(summed_up))
             except RunError as e:
-                lost = f"{env.id} at T = {temperature:g}: {e}"
-                reporter.warn(lost)
+                lost.append(f"{env.id} at T = {temperature:g}: {e}")
             else:
                 reporter.eval(results[-1])
     if not results:
-        raise RunError(lost)
+        raise RunError("\n".join(lost))
+    for text in lost:
+        reporter.warn(text)
     if folder:
         folder.finish(results)
     return tuple(results)
