@@ -13,10 +13,12 @@ from msgspec import Meta, Struct
 
 from moonmill.agents.agent import Session, Turn
 from moonmill.envs import ToolSpec
-from moonmill.errors import ConfigError, EngineError
+from moonmill.errors import ConfigError, ContextFullError, EngineError, PromptTooLongError
 from moonmill.types import FinishReason, Message, Sampling, ToolCall, Usage
 
 _RETRY_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_TOO_LONG = ("maximum context length", "context_length_exceeded")
+"""What APIs say of a conversation that leaves no room for an answer."""
 _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 60.0
 """An API may ask for more patience than an episode has."""
@@ -72,6 +74,7 @@ class ChatAgent:
         """One answer, tried again where the API is busy or out of reach.
 
         Raises:
+            ContextFullError: the model's context has no room for it.
             EngineError: the API refused the request, or every attempt failed.
         """
         url = f"{self._http.base_url}chat/completions"
@@ -92,6 +95,8 @@ class ChatAgent:
             if answer.status_code == 200:
                 return _answer(answer.content, url)
             problem = f"status {answer.status_code}: {self._without_key(answer.text)[:500]}"
+            if answer.status_code in (400, 413) and any(words in answer.text for words in _TOO_LONG):
+                raise ContextFullError(f"{url}: {problem}")
             if answer.status_code not in _RETRY_STATUS:
                 raise EngineError(f"{url} refused a request to model {self.model!r}: {problem}")
             asked = _asked_wait(answer)
@@ -124,7 +129,12 @@ class _ChatSession:
 
     async def act(self, new_messages: Sequence[Message]) -> Turn:
         self._messages += [to_chat(m) for m in new_messages]
-        answer = await self._agent.request({**self._body, "messages": self._messages})
+        try:
+            answer = await self._agent.request({**self._body, "messages": self._messages})
+        except ContextFullError as e:
+            if self._turns:
+                raise
+            raise PromptTooLongError(str(e)) from e
         choice, told = answer.choices[0], answer.usage
         self._turns += 1
         message = choice.message.to_message(self._turns)

@@ -20,7 +20,7 @@ from moonmill.agents import chat
 from moonmill.agents.agent import Turn
 from moonmill.agents.chat import ChatAgent
 from moonmill.envs import ToolSpec
-from moonmill.errors import ConfigError, EngineError
+from moonmill.errors import ConfigError, ContextFullError, EngineError, PromptTooLongError
 from moonmill.types import Message, Sampling, ToolCall, Usage
 
 GREEDY = Sampling(temperature=0)
@@ -211,6 +211,16 @@ def test_a_refusal_is_final(api: Api) -> None:
     with pytest.raises(EngineError, match="refused a request to model 'm': status 404: no such model"):
         converse(api, PROMPT)
     assert len(api.requests) == 1
+
+
+def test_a_context_that_is_full_ends_the_episode_and_is_no_fault_of_the_api(api: Api) -> None:
+    full = {"error": {"message": "This model's maximum context length is 64 tokens"}}
+    api.answers = [said(), JSONResponse(full, 400)]
+    with pytest.raises(ContextFullError, match="maximum context length is 64 tokens"):
+        converse(api, PROMPT, PROMPT)
+    api.answers = [JSONResponse(full, 400)]
+    with pytest.raises(PromptTooLongError, match="maximum context length is 64 tokens"):
+        converse(api, PROMPT)
 
 
 def test_an_answer_that_takes_too_long_counts_as_a_failed_attempt(api: Api) -> None:

@@ -48,6 +48,23 @@ class Waiting(MultiTurnEnv):
     def by_chance(self, rollout):
         return float(self.rng.random() < 0.5)
 """
+ECHO = """
+from moonmill import MultiTurnEnv, Task, reward
+
+class Echo(MultiTurnEnv):
+    "Three tasks, and something to score that has no answer to two of them."
+
+    max_turns = 1
+
+    def tasks(self, split):
+        yield from (Task(f"{number}+{number}", id=f"{number}") for number in range(3))
+
+    @reward
+    def judged(self, rollout):
+        if self.task.id == "1":
+            raise ValueError("no idea")
+        return None if self.task.id == "2" else 0.5
+"""
 BOUND = 0.6
 """So much at least of the rollouts a second without an evaluation is left beside one. Were the 16 slots of training
 shared with the 8 of the evaluation, two thirds would be left at the most."""
@@ -192,11 +209,14 @@ def test_an_api_plays_the_same_and_two_evaluations_are_compared_task_by_task(
 ) -> None:
     monkeypatch.setenv("NO_KEY_AT_ALL", "sesame")
     api = ("--api", f"{evaluations.url}/v1", "--model", "policy-v0", "--api-key-env", "NO_KEY_AT_ALL")
-    played = evaluations.run("api", *api, "--prices", "1", "2", "--json")
+    (evaluations.folder / "echo.py").write_text(ECHO)
+    played = evaluations.run("api", "echo.py:Echo", *api, "--prices", "1", "2", "--json")
     assert played.returncode == 0, played.stderr
-    [result] = msgspec.json.decode(played.stdout, type=list[EvalResult])
+    result, echo = msgspec.json.decode(played.stdout, type=list[EvalResult])
     assert result.success == whole[0].success
     assert result.usage is not None
+    assert (echo.samples, echo.failed, echo.mean_reward) == (8, 16, 0.5)
+    assert {failure.reason: failure.count for failure in echo.failures} == {"scoring_error": 8, "unscored": 8}
     assert result.cost == (result.usage.prompt + 2 * result.usage.completion) / 1e6
     assert not any(b"sesame" in file.read_bytes() for file in (evaluations.folder / "api").iterdir())
     command = [sys.executable, "-m", "moonmill", "eval", "--compare", "whole", "api", "--json"]

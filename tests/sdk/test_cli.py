@@ -109,6 +109,15 @@ def test_help_imports_nothing_heavy():
     assert out.splitlines()[-1] == "[]"
 
 
+def test_an_evaluation_by_an_api_imports_nothing_heavy():
+    code = (
+        "import sys, moonmill.trainer.evaluate, moonmill.cli.eval_tables\n"
+        "print([m for m in ('torch', 'transformers', 'renderers', 'uvicorn', 'numpy') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert out == "[]\n"
+
+
 def test_the_version():
     assert run("--version").output == f"moonmill {moonmill.__version__}\n"
 
