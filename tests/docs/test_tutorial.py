@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
-SHORTER = {"steps: 30": "steps: 2", "samples: 200": "samples: 16", "batch_rollouts: 32": "batch_rollouts: 16"}
+SHORTER = {"steps: 30": "steps: 2", "tasks: 200": "tasks: 16", "batch_rollouts: 32": "batch_rollouts: 16"}
 _SECONDS = 300
 
 

@@ -14,5 +14,5 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "math"
 def test_its_environment_can_be_made_and_has_problems(name: str) -> None:
     config = load_config(EXAMPLE / name)
     tasks = list(make(config.env.id, **config.env.args).tasks("eval"))
-    assert len(tasks) == config.eval.samples == 100
+    assert len(tasks) == config.eval.tasks == 100
     assert (EXAMPLE / config.model.path).resolve() == EXAMPLE.parent / "smollm2-cpu" / "model"

@@ -11,7 +11,7 @@ EXAMPLE = ROOT / "examples" / "agent-library"
 
 def test_it_is_trained_for_a_few_steps_and_evaluated(attached: Path, moonmill: Cli, tmp_path: Path) -> None:
     env = f"env.id={EXAMPLE / 'calculator_agent.py'}:CalculatorAgent"
-    small = ["train.steps=2", "learner.batch_rollouts=4", "algorithm.critic.warmup_steps=1", "eval.samples=0"]
+    small = ["train.steps=2", "learner.batch_rollouts=4", "algorithm.critic.warmup_steps=1", "eval.tasks=0"]
     done = moonmill("train", attached, *(word for item in (env, *small) for word in ("--set", item)))
     assert done.returncode == 0, done.stderr
     assert [record.version for record in steps(tmp_path / "run")] == [0, 1, 2]
