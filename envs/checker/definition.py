@@ -3,6 +3,7 @@
 import inspect
 
 from moonmill.blame import blaming
+from moonmill.envs.base import MultiTurnEnv
 from moonmill.envs.checker.findings import Finding, error, place, warning
 from moonmill.envs.checker.subject import Subject
 from moonmill.envs.docstrings import parse_docstring
@@ -118,11 +119,23 @@ async def schemas(subject: Subject) -> list[Finding]:
     return found
 
 
+def _rewards_turns(owner: type[MultiTurnEnv]) -> bool:
+    """Whether a method of the author's speaks of a turn's reward."""
+    methods = (
+        inspect.unwrap(method)
+        for cls in owner.__mro__[: owner.__mro__.index(MultiTurnEnv)]
+        for method in vars(cls).values()
+        if inspect.isfunction(method)
+    )
+    return any({"add_reward", "finish"} & {*method.__code__.co_names} for method in methods)
+
+
 async def scores(subject: Subject) -> list[Finding]:
-    """There is something to learn from: a reward of the episode, or of a turn in one of those played."""
+    """There is something to learn from: a reward of the episode, or of a turn, be it one that play by chance does not
+    earn."""
     owner = type(subject.env)
     marked = any(mark.kind == "reward" for mark in subject.env._moonmill_class.marks)
-    if marked or any(reward for trace in subject.traces for reward in trace.turn_rewards):
+    if marked or any(reward for trace in subject.traces for reward in trace.turn_rewards) or _rewards_turns(owner):
         return []
     return [
         warning(

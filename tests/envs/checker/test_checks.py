@@ -287,6 +287,20 @@ def test_scores() -> None:
 
     assert "has no @reward method" in only_finding(Worthless, "scores").what
 
+    class Rare(Worthless):
+        @tool
+        def win(self, word: str) -> str:
+            """Win.
+
+            Args:
+                word: the right one
+            """
+            if word == "of a million":
+                self.finish(1.0)
+            return "no"
+
+    assert check_env(Rare, checks=["scores"]).findings == ()
+
 
 def _python() -> float:
     return random.random()
