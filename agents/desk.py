@@ -51,6 +51,8 @@ class Desk:
         """What was said of it, where that was of the context."""
         self.failure: MoonmillError | None = None
         """Why an answer could not be had: the infrastructure's fault, or the environment's."""
+        self.left: EOFError | None = None
+        """The player has left."""
         self._max_turns = max_turns
         self._asked = 0
         self._under_way = 0
@@ -136,6 +138,9 @@ class Desk:
             result = ApiError(text, param="messages", code="context_length_exceeded")
         except RenderError as e:
             result = ApiError(text_of(e), param="messages")
+        except EOFError as e:
+            self.left = e
+            self._scope.cancel()
         except Exception as e:
             self.failure = e if isinstance(e, MoonmillError) else EngineError(f"the agent raised {e!r}")
             result = ApiError(f"the model cannot be asked: {text_of(e)}", 503)

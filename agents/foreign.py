@@ -37,6 +37,8 @@ class ForeignEpisode(Episode):
                     self._outcome = await self.timed_env(host, host.play, endpoint, seed)
                 except MoonmillError as e:
                     error = e
+        if desk.left is not None:
+            raise desk.left
         self.generation = desk.seconds
         self.environment = max(0.0, self.environment - desk.seconds)
         contexts = player.contexts

@@ -359,6 +359,17 @@ async def test_an_engine_that_is_gone_fails_the_rollout_whatever_the_program_mak
     assert rollout.error == "no engine was up"
 
 
+async def test_a_player_who_leaves_is_no_failure_of_the_engine() -> None:
+    def leave(messages: Sequence[Message]) -> Message:
+        raise EOFError
+
+    async def program(client: AsyncOpenAI, model: Endpoint) -> None:
+        await converse(client, asking())
+
+    with pytest.raises(EOFError):
+        await run(program, ScriptedAgent(leave))
+
+
 async def test_a_key_is_worth_nothing_after_its_episode() -> None:
     endpoints: list[Endpoint] = []
 

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from moonmill import MultiTurnEnv, Rollout, Task, list_envs, reward, tool
+from moonmill.envs import Endpoint, ForeignEnv, Outcome
 from moonmill.envs.checker import CHECKS, Finding, Report, check, check_env, leaks, subject
 
 HERE = __file__
@@ -528,6 +529,23 @@ def test_an_asynchronous_environment_is_checked_as_well() -> None:
 def test_the_environments_of_the_library_keep_all_of_it(env_id: str) -> None:
     report = check_env(env_id)
     assert report.findings == (), list(map(str, report.findings))
+
+
+class Foreign(ForeignEnv):
+    """A program plays it."""
+
+    def tasks(self, split: str) -> Iterator[Task]:
+        return Sound().tasks(split)
+
+    def play(self, task: Task, model: Endpoint, seed: int) -> Outcome:
+        return Outcome(1.0)
+
+
+def test_what_a_program_plays_is_not_stepped() -> None:
+    report = check_env(Foreign)
+    assert report.findings == ()
+    assert report.skipped["episodes"] == "its program, which alone can play it"
+    assert {"made", "signatures", "tasks", "splits", "prompts", "speed"} <= set(report.passed)
 
 
 def _torch() -> float:
