@@ -8,10 +8,10 @@ import os
 import subprocess
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from moonmill.errors import ConfigError
+from moonmill.installing import cache_folder, read_marker, without_ours
 
 MARKER = "moonmill-engine.json"
 _LOOK_SECONDS = 30.0
@@ -47,8 +47,7 @@ class Installed(Struct, frozen=True):
 
 def engines_folder() -> Path:
     """Where environments are made: in the user's cache, which `XDG_CACHE_HOME` can move."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "moonmill", "engines")
+    return cache_folder("engines")
 
 
 def folder_of(name: str) -> Path:
@@ -58,11 +57,8 @@ def folder_of(name: str) -> Path:
 
 def installed_in(folder: Path) -> Installed | None:
     """What is installed in `folder`; None where nothing is, or half."""
-    try:
-        found = msgspec.json.decode((folder / MARKER).read_bytes(), type=Installed)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return found if os.access(found.python, os.X_OK) else None
+    found = read_marker(folder / MARKER, Installed)
+    return found if found is not None and os.access(found.python, os.X_OK) else None
 
 
 def name_for(device: str) -> str:
@@ -113,8 +109,3 @@ def interpreter_problem(python: str) -> str | None:
         last = (told.stderr.strip().splitlines() or ["it said nothing"])[-1]
         return f"{python} cannot be run as Python 3.11 or newer: {last}"
     return None if told.stdout.strip() == "True" else f"{python} has no vLLM"
-
-
-def without_ours(environ: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
-    """An environment in which another interpreter finds its own packages."""
-    return {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moonmill.agents.engine import vllm_install
+from moonmill import installing
 from moonmill.agents.engine.vllm_environment import (
     MARKER,
     PACKAGES,
@@ -19,8 +19,9 @@ from moonmill.agents.engine.vllm_environment import (
     interpreter_for,
     interpreter_problem,
 )
-from moonmill.agents.engine.vllm_install import InstallError, install, plan
+from moonmill.agents.engine.vllm_install import install, plan
 from moonmill.errors import ConfigError
+from moonmill.installing import InstallError
 
 
 def quietly(folder: Path, python: str = sys.executable) -> Installed:
@@ -139,7 +140,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path, fake_pyt
 
 def test_two_installations_do_not_meet(tmp_path: Path, fake_python: FakePython) -> None:
     with (
-        vllm_install._alone(tmp_path / "e"),
+        installing._alone(tmp_path / "e"),
         pytest.raises(ConfigError, match=r"another installation into .* is going on: wait for its end"),
     ):
         quietly(tmp_path / "e", fake_python("true"))
