@@ -56,6 +56,7 @@ ADAPTERS: dict[str, tuple[str, str]] = {
     "gymnasium": ("moonmill.envs.adapters.gymnasium:from_gymnasium", "id"),
     "reasoning-gym": ("moonmill.envs.adapters.reasoning_gym:ReasoningGym", "dataset"),
     "textarena": ("moonmill.envs.adapters.textarena:TextArena", "id"),
+    "verifiers": ("moonmill.envs.adapters.verifiers:VerifiersEnv", "id"),
 }
 """By the name of a library, as it stands before the colon: what makes an environment of one of its, and which argument
 takes the library's own name for it."""

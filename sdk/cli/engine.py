@@ -1,9 +1,6 @@
 """`moonmill engine`: engines that live in environments of their own: install them, list them, serve with one."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import click
@@ -11,10 +8,6 @@ import click
 from moonmill.cli.lazy import LazyGroup
 from moonmill.cli.options import json_option
 from moonmill.cli.results import Command
-
-_SHOWN_LINES = ("Downloading ", "Installing collected packages")
-"""Beginnings of pip's lines that are shown where there is no terminal: those that take long."""
-_WIDTH = 100
 
 
 @click.group(
@@ -53,12 +46,13 @@ def install(name: str, folder: Path | None, python: str, force: bool, as_json: b
     from moonmill.agents.engine import vllm_environment as environment
     from moonmill.agents.engine.vllm_install import install as make
     from moonmill.cli.output import console, print_json
+    from moonmill.cli.telling import telling
 
     place = (folder or environment.folder_of(name)).absolute()
     found = environment.installed_in(place)
     wanted = environment.PACKAGES[name].requirement.partition("==")[2]
     if found is None or force or (found.name, found.version) != (name, wanted):
-        with _telling() as (say, detail):
+        with telling() as (say, detail):
             found = make(name, place, shutil.which(python) or python, say, detail)
     else:
         click.echo(f"installed already in {place} (--force makes it anew)", err=True)
@@ -91,32 +85,3 @@ def list_installed(as_json: bool) -> None:
     for row in rows:
         grid.add_row(str(row["name"]), str(row["version"]), str(row["folder"]))
     out.print(grid)
-
-
-@contextmanager
-def _telling() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Two ways to say what goes on, on stderr: a step, and a line that a step prints."""
-    from moonmill.cli.output import console
-
-    out = console(sys.stderr)
-    if not out.is_terminal:
-
-        def show(line: str) -> None:
-            if line.strip().startswith(_SHOWN_LINES):
-                click.echo(f"  {line.strip()[:_WIDTH]}", err=True)
-
-        yield partial(click.echo, err=True), show
-        return
-    with out.status("") as status:
-        now = ""
-
-        def say(text: str) -> None:
-            nonlocal now
-            now = text
-            out.print(text)
-            status.update(text)
-
-        def detail(line: str) -> None:
-            status.update(f"{now}  {line.strip()[:_WIDTH]}")
-
-        yield say, detail

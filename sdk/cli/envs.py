@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moonmill.cli.check import check
+from moonmill.cli.env_add import add
 from moonmill.cli.new import new
 from moonmill.cli.options import args_option, json_option
 from moonmill.cli.play import play
@@ -23,25 +24,34 @@ _SPLITS = ("train", "eval")
 
 @click.group()
 def envs() -> None:
-    """List, show, play, check and begin environments."""
+    """List, show, play, check, begin and add environments."""
 
 
-for command in (new, check, play, record, replay):
+for command in (new, add, check, play, record, replay):
     envs.add_command(command)
 
 
 @envs.command("list", cls=Command)
 @json_option
 def list_all(as_json: bool) -> None:
-    """List the registered environments."""
+    """List the registered environments, and those that were added."""
+    from moonmill.envs.adapters.verifiers.added import all_added
     from moonmill.registry import list_envs, plugin_errors
 
     for plugin, why in plugin_errors().items():
         click.echo(f"warning: the plugin {plugin} could not be loaded: {why}", err=True)
-    _print_list((spec.id for spec in list_envs()), as_json)
+    added = {f"verifiers:{a.id}": f"API {a.api} of verifiers {a.version}, run by {a.python}" for a in all_added()}
+    _print_list((spec.id for spec in list_envs()), as_json, added)
 
 
-def _print_list(ids: "Iterable[str]", as_json: bool) -> None:
+def _print_list(ids: "Iterable[str]", as_json: bool, added: "Mapping[str, str] | None" = None) -> None:
+    """Print environments.
+
+    Args:
+        ids: of those that can be made here.
+        as_json: for programs.
+        added: what there is to say of others.
+    """
     from moonmill.cli.output import console, print_json, table
     from moonmill.errors import MoonmillError
     from moonmill.registry import make
@@ -52,6 +62,7 @@ def _print_list(ids: "Iterable[str]", as_json: bool) -> None:
             rows.append({"id": env_id, "summary": _summary(make(env_id)), "error": None})
         except MoonmillError as e:
             rows.append({"id": env_id, "summary": "", "error": str(e)})
+    rows += [{"id": env_id, "summary": said, "error": None} for env_id, said in (added or {}).items()]
     if as_json:
         print_json(rows)
         return

@@ -1,0 +1,185 @@
+"""The tools of an episode: those that can be run in this process, and those that servers have.
+
+verifiers starts a process for each toolset of each episode. Here a toolset gets a thread and an event loop of its own
+instead: what blocks there holds up that episode alone, and what belongs to a thread or a loop stays on it.
+"""
+
+import asyncio
+import json
+import secrets
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import verifiers.v1 as vf
+
+try:
+    from mcp.server.mcpserver import Context
+    from mcp.server.mcpserver.tools import ToolManager
+except ImportError:  # before 2.0
+    from mcp.server.fastmcp import Context
+    from mcp.server.fastmcp.tools import ToolManager
+
+T = TypeVar("T")
+_SCHEME = "moonmill:"
+_offered: "WeakValueDictionary[str, vf.Toolset]" = WeakValueDictionary()
+"""Toolsets on their way from the task to the session, by what stands in the place of a server's address."""
+
+
+def in_process(task: Any) -> Any:
+    """Have the toolsets of `task`, an episode's own copy, run here: verifiers is told that servers for them are up."""
+    declared = type(task).toolsets
+
+    def toolsets(config: Any) -> list[Any]:
+        found = declared(config)
+        for toolset in found:
+            if _can_be_here(toolset):
+                address = _SCHEME + secrets.token_hex(8)
+                toolset.config = toolset.config.model_copy(update={"url": address})
+                _offered[address] = toolset
+        return found
+
+    task.toolsets = toolsets
+    return task
+
+
+def _can_be_here(toolset: Any) -> bool:
+    config = toolset.config
+    own = type(toolset).register is vf.Toolset.register
+    return own and not config.url and isinstance(config.runtime, vf.SubprocessConfig)
+
+
+class Tools:
+    """All tools of an episode, under the names that the model is told."""
+
+    def __init__(self) -> None:
+        self.schemas: list[dict[str, Any]] = []
+        self.calls: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {}
+        self.rooms: list[_Room] = []
+
+    def add(self, server: str, tool: Any, call: Callable[[dict[str, Any]], Awaitable[Any]]) -> None:
+        """Offer one of a server's tools."""
+        name = f"{server}_{tool.name}" if server else tool.name
+        if name in self.calls:
+            raise ValueError(f"two tools are called {name!r}")
+        schema = next(s for n in ("parameters", "input_schema", "inputSchema") if (s := getattr(tool, n, None)))
+        function = {"name": name, "description": tool.description or "", "parameters": schema}
+        self.schemas.append({"type": "function", "function": function})
+        self.calls[name] = call
+
+    async def answer(self, name: str, arguments: str) -> str | list[dict[str, Any]]:
+        """What the model is told of a call."""
+        try:
+            given = json.loads(arguments or "{}")
+        except json.JSONDecodeError as e:
+            return f"error: invalid JSON in tool arguments ({e}); resend the call with valid JSON"
+        if not isinstance(given, dict):
+            return f"error: tool arguments must be a JSON object, got {type(given).__name__}; resend as an object"
+        if name not in self.calls:
+            return f"error: unknown tool {name!r}"
+        try:
+            result = await self.calls[name](given)
+        except Exception as e:
+            return str(e)
+        return _content(result)
+
+    async def close(self) -> None:
+        """End the toolsets that run here."""
+        rooms, self.rooms = self.rooms, []
+        for room in rooms:
+            room.close()
+
+
+async def open_tools(addresses: dict[str, str], trace: Any, data: Any) -> Tools:
+    """The tools of servers by their names and addresses, of which some are no servers but run here."""
+    tools = Tools()
+    try:
+        for server, address in addresses.items():
+            if address.startswith(_SCHEME):
+                await _add_here(tools, server, _offered.pop(address), trace, data)
+            else:
+                await _add_served(tools, server, address)
+    except BaseException:
+        await tools.close()
+        raise
+    return tools
+
+
+async def _add_here(tools: Tools, server: str, toolset: Any, trace: Any, data: Any) -> None:
+    # The state of an episode is the trace's; a server would fetch and send it around each call.
+    toolset.__class__ = type(type(toolset).__name__, (type(toolset),), {"state": property(lambda _: trace.state)})
+    manager = ToolManager()
+    toolset.register(manager)
+    room = _Room()
+    tools.rooms.append(room)
+    await room.have(toolset.setup)
+    await room.have(lambda: toolset.setup_task(data))
+    for tool in manager.list_tools():
+
+        def call(arguments: dict[str, Any], name: str = tool.name) -> Awaitable[Any]:
+            return room.have(lambda: manager.call_tool(name, arguments, Context(), convert_result=True))
+
+        tools.add(server, tool, call)
+
+
+async def _add_served(tools: Tools, server: str, address: str) -> None:
+    async with _client(address) as client:
+        listed = (await client.list_tools()).tools
+    for tool in listed:
+
+        async def call(arguments: dict[str, Any], name: str = tool.name) -> Any:
+            async with _client(address) as client:
+                return await client.call_tool(name, arguments)
+
+        tools.add(server, tool, call)
+
+
+@asynccontextmanager
+async def _client(address: str) -> AsyncIterator[Any]:
+    """A connection to a server; theirs keep nothing from one to the next."""
+    from mcp import ClientSession
+    from mcp.client.streamable_http import streamable_http_client
+
+    async with streamable_http_client(address) as streams, ClientSession(*streams[:2]) as session:
+        await session.initialize()
+        yield session
+
+
+class _Room:
+    """A thread with an event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._live, name="toolset", daemon=True).start()
+
+    async def have(self, wanted: Callable[[], Awaitable[T]]) -> T:
+        """Have something awaited there."""
+
+        async def there() -> T:
+            return await wanted()
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), self._loop))
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _live(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+
+def _content(result: Any) -> str | list[dict[str, Any]]:
+    """A tool's result as chat APIs have it: a text, or parts where there are images."""
+    blocks = getattr(result, "content", None) or (result[0] if isinstance(result, tuple) else result)
+    parts = [_part(block) for block in blocks]
+    return parts if any(p["type"] != "text" for p in parts) else "\n".join(p["text"] for p in parts)
+
+
+def _part(block: Any) -> dict[str, Any]:
+    if block.type == "image":
+        kind = getattr(block, "mime_type", None) or block.mimeType
+        return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{block.data}"}}
+    return {"type": "text", "text": block.text if block.type == "text" else str(block)}
