@@ -16,8 +16,8 @@ from moonmill.cli.results import Command
     "packages",
     multiple=True,
     metavar="PATH_OR_PACKAGE",
-    help="Where it is: a folder, a wheel, or a requirement for pip. May be repeated. Not needed for those that verifiers "
-    "brings.",
+    help="Where it is: a folder, a wheel, or a requirement for pip. May be repeated. Not needed for those that "
+    "verifiers brings.",
 )
 @click.option("--version", default="0.4.0", show_default=True, help="Of verifiers: 0.4.0, or 0.3.1 for its first API.")
 @click.option(
@@ -44,8 +44,8 @@ def add(
 ) -> None:
     """Add an environment of verifiers.
 
-    verifiers and the environment's package are installed apart from Moonmill, in a minute or two; then it is tried. Where
-    there is such a Python environment already, it is brought up to date.
+    verifiers and the environment's package are installed apart from Moonmill, in a minute or two; then it is tried.
+    Where there is such a Python environment already, it is brought up to date.
     """
     import shutil
 

@@ -124,7 +124,8 @@ def add(
     splits = {}
     for split in ("train", "eval"):
         rows = wait_on_thread(worker.asking({"do": "rows", "split": split, "start": 0, "count": 1}))["rows"]
-        splits |= {split: row["name"] for row in rows}
+        if rows:
+            splits[split] = rows[0]["name"]
     added = Added(id, inside, made.version, api, wanted)
     record = _record_of(id)
     record.parent.mkdir(parents=True, exist_ok=True)

@@ -38,8 +38,8 @@ class VerifiersEnv(ForeignEnv):
         self._worker = _worker_for(id, args)
 
     def tasks(self, split: str) -> Iterator[Task]:
-        """Those of its own split, or a share of the only one: every fifth, the first included, is for `eval`, the others
-        for `train`, and a split of any other name has them all."""
+        """Those of its own split, or a share of the only one: every fifth, the first included, is for `eval`, the
+        others for `train`, and a split of any other name has them all."""
         start: int | None = 0
         while start is not None:
             page = self._ask_for_rows(split, start)

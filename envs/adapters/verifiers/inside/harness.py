@@ -75,8 +75,9 @@ class _Conversation(vf.HarnessSession):
                 f"{self.endpoint}/chat/completions", json=body, headers={"Authorization": f"Bearer {self.secret}"}
             )
             if reply.status_code != httpx.codes.OK:
-                # A full context ends an episode as a limit does; what was said is scored.
-                return vf.ProgramResult(0 if _OVERFLOW in reply.text else 1, "", reply.text)
+                if _OVERFLOW in reply.text:  # ends an episode as any limit does: what was said is scored
+                    self.trace.stop("max_total_tokens")
+                return vf.ProgramResult(1, "", reply.text)
             message = reply.json()["choices"][0]["message"]
             self._messages.append(message)
             calls = message.get("tool_calls") or ()

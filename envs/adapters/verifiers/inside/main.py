@@ -19,8 +19,8 @@ _GRACE_SECONDS = 5.0
 """What is cancelled at the end may take so long to end its own processes."""
 
 _FIRST_IS_GONE = (
-    ". Where it is written for the first API of verifiers (load_environment), which this version has no more, add it with "
-    "--version 0.3.1"
+    ". Where it is written for the first API of verifiers (load_environment), which this version has no more, add it "
+    "with --version 0.3.1"
 )
 
 

@@ -88,7 +88,6 @@ class V0:
             "metrics": {**done["metrics"], **{name: value for name, value in turns.items() if value is not None}},
             "truncated": done["is_truncated"] or limit is not None,
             "stop": limit if limit or stop in _ANSWERED else "stopped",
-            "untrained": [],
         }
 
 

@@ -45,6 +45,8 @@ class V1:
     def __init__(self, id: str, args: dict[str, Any]) -> None:
         kind = vf.env_config_type(id, args.get("id", ""))
         roles = {n: f.default for n, f in kind.model_fields.items() if isinstance(f.default, vf.AgentConfig)}
+        if len(roles) != 1:
+            raise Unfit(f"{id} is for {len(roles)} agents ({', '.join(roles)}), and one can be trained here")
         bundled = vf.default_harness_id(id) != "bash"
         agents = {name: _agent(role, args.get(name) or {}, bundled) for name, role in roles.items()}
         taskset = {**(args.get("taskset") or {}), "id": id}
@@ -135,27 +137,20 @@ def _row(index: int, data: Any) -> dict[str, Any]:
 
 
 def _outcome(episode: Any) -> dict[str, Any]:
-    """What an episode came to, by its first agent that is trained."""
+    """What an episode came to."""
     if not episode.ok:
         errors = [e for trace in episode.traces for e in trace.errors] + episode.errors
         raise Unfit(f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed, without an error")
-    trained = [t for t in episode.traces if t.agent.trainable] or episode.traces
-    trace = trained[0]
+    if len(episode.traces) != 1:
+        raise Unfit(f"its agent has played {len(episode.traces)} times in one episode, and can once here")
+    [trace] = episode.traces
     scores = trace.rewards
     # A scorer that ran into its time-out has left None: no reward at all, and not one of 0.
     scored = bool(scores) and all(score is not None for score in scores.values())
-    others = {
-        f"{t.agent.name}/{name}": score.value
-        for t in episode.traces
-        if t is not trace
-        for name, score in t.rewards.items()
-        if score is not None
-    }
     return {
         "reward": trace.reward if scored else None,
         "rewards": {name: score.score for name, score in scores.items() if score is not None},
-        "metrics": {name: value for name, value in trace.metrics.items() if value is not None} | others,
+        "metrics": {name: value for name, value in trace.metrics.items() if value is not None},
         "truncated": trace.is_truncated or trace.stop_condition == "agent_timeout",
         "stop": _STOPS.get(trace.stop_condition, "stopped"),
-        "untrained": [t.id for t in episode.traces if t is not trace],
     }
