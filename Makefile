@@ -14,13 +14,14 @@ TYPES := build/types
 POINTS ?= 100
 SEED ?= 0
 
-.PHONY: help install demo test test-sandboxes test-vllm crash-test lint bench
+.PHONY: help install demo test test-sandboxes test-verifiers test-vllm crash-test lint bench
 
 help:
 	@echo "make install         set up .venv"
 	@echo "make demo            train the calculator example and print what it learned"
 	@echo "make test            run the tests, but for what follows"
 	@echo "make test-sandboxes  run those that open real sandboxes: as root, bubblewrap and Docker are installed first"
+	@echo "make test-verifiers  run those that play environments of verifiers: two are added first, in minutes and 1 GB of cache"
 	@echo "make test-vllm       run those that meet the real vLLM: it is installed first, in minutes and 3.5 GB of cache"
 	@echo "make crash-test      kill processes of short runs at $(POINTS) points (POINTS=...), in about 20 minutes"
 	@echo "make lint            style, types and import contracts"
@@ -51,11 +52,17 @@ demo: install
 test: install
 	@command -v curl >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq curl; } || \
 	    { echo "the tests need curl: install it, or run as root" >&2; exit 1; }
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not vllm and not sandboxes'
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not vllm and not sandboxes and not verifiers'
 
 # They meet bubblewrap and a real Docker daemon, which is started where none answers.
 test-sandboxes: install
 	@tests/sandboxes/with_docker $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m sandboxes
+
+# Environments that are there already are brought up to date.
+test-verifiers: install
+	@$(BIN)/moonmill envs add verifiers:moonmill-sums --from tests/verifiers/package
+	@$(BIN)/moonmill envs add verifiers:moonmill-sums-v0 --from tests/verifiers/package --version 0.3.1
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m verifiers
 
 # An environment that is installed already, with the version that is wanted, is left alone. Two at a time, as above.
 test-vllm: install

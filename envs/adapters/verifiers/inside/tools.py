@@ -16,11 +16,9 @@ from weakref import WeakValueDictionary
 import verifiers.v1 as vf
 
 try:
-    from mcp.server.mcpserver import Context
-    from mcp.server.mcpserver.tools import ToolManager
+    from mcp.server.mcpserver import MCPServer
 except ImportError:  # before 2.0
-    from mcp.server.fastmcp import Context
-    from mcp.server.fastmcp.tools import ToolManager
+    from mcp.server.fastmcp import FastMCP as MCPServer
 
 T = TypeVar("T")
 _SCHEME = "moonmill:"
@@ -46,9 +44,7 @@ def in_process(task: Any) -> Any:
 
 
 def _can_be_here(toolset: Any) -> bool:
-    config = toolset.config
-    own = type(toolset).register is vf.Toolset.register
-    return own and not config.url and isinstance(config.runtime, vf.SubprocessConfig)
+    return not toolset.config.url and isinstance(toolset.config.runtime, vf.SubprocessConfig)
 
 
 class Tools:
@@ -64,7 +60,7 @@ class Tools:
         name = f"{server}_{tool.name}" if server else tool.name
         if name in self.calls:
             raise ValueError(f"two tools are called {name!r}")
-        schema = next(s for n in ("parameters", "input_schema", "inputSchema") if (s := getattr(tool, n, None)))
+        schema = next(s for n in ("input_schema", "inputSchema") if (s := getattr(tool, n, None)))
         function = {"name": name, "description": tool.description or "", "parameters": schema}
         self.schemas.append({"type": "function", "function": function})
         self.calls[name] = call
@@ -110,16 +106,16 @@ async def open_tools(addresses: dict[str, str], trace: Any, data: Any) -> Tools:
 async def _add_here(tools: Tools, server: str, toolset: Any, trace: Any, data: Any) -> None:
     # The state of an episode is the trace's; a server would fetch and send it around each call.
     toolset.__class__ = type(type(toolset).__name__, (type(toolset),), {"state": property(lambda _: trace.state)})
-    manager = ToolManager()
-    toolset.register(manager)
-    room = _Room()
+    room = _Room(toolset)
     tools.rooms.append(room)
     await room.have(toolset.setup)
     await room.have(lambda: toolset.setup_task(data))
-    for tool in manager.list_tools():
+    here = MCPServer(server, log_level="CRITICAL")
+    toolset.register(here)
+    for tool in await here.list_tools():
 
         def call(arguments: dict[str, Any], name: str = tool.name) -> Awaitable[Any]:
-            return room.have(lambda: manager.call_tool(name, arguments, Context(), convert_result=True))
+            return room.have(lambda: here.call_tool(name, arguments))
 
         tools.add(server, tool, call)
 
@@ -148,9 +144,10 @@ async def _client(address: str) -> AsyncIterator[Any]:
 
 
 class _Room:
-    """A thread with an event loop."""
+    """A thread with an event loop, for one toolset."""
 
-    def __init__(self) -> None:
+    def __init__(self, toolset: Any) -> None:
+        self._toolset = toolset
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._live, name="toolset", daemon=True).start()
 
@@ -163,7 +160,14 @@ class _Room:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), self._loop))
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Close what the toolset has opened, when it comes to that: a tool may still be at work."""
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
+
+    async def _end(self) -> None:
+        try:
+            await self._toolset._exit_stack.aclose()
+        finally:
+            self._loop.stop()
 
     def _live(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -43,7 +43,7 @@ class V1:
     api = "v1"
 
     def __init__(self, id: str, args: dict[str, Any]) -> None:
-        kind = vf.env_config_type(id, args.get("id", ""))
+        kind = vf.env_config_type(id)
         roles = {n: f.default for n, f in kind.model_fields.items() if isinstance(f.default, vf.AgentConfig)}
         if len(roles) != 1:
             raise Unfit(f"{id} is for {len(roles)} agents ({', '.join(roles)}), and one can be trained here")

@@ -1,0 +1,129 @@
+"""Environments of verifiers, of both APIs and versions, played by a script: what comes of them, and what goes wrong."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from moonmill import Message, Rollout, Status, StopReason, Task, Taskset, ToolCall, make
+from moonmill.agents.runner import EpisodeRunner
+from moonmill.agents.scripted import ScriptedAgent
+from moonmill.envs.adapters.verifiers.added import Added, find
+from moonmill.errors import ConfigError
+from moonmill.installing import cache_folder
+
+SUMS, SUMS_V0 = "verifiers:moonmill-sums", "verifiers:moonmill-sums-v0"
+SLOW, BROKEN = 40, 41
+"""Tasks whose scorer outlasts its time-out, or raises."""
+
+
+def calculating(messages: Sequence[Message]) -> Message | str:
+    """Calls the calculator with the prompt, and answers with what it says."""
+    last = messages[-1]
+    if last.role == "tool":
+        return f"It is {last.content}"
+    return Message(
+        "assistant", tool_calls=(ToolCall(f"call-{len(messages)}", "calculate", {"expression": last.content}),)
+    )
+
+
+Script = Callable[[Sequence[Message]], Message | str]
+
+
+def play(env: str, tasks: Sequence[Task], script: Script = calculating) -> list[Rollout]:
+    """The tasks, all at once."""
+
+    async def all_of_them() -> list[Rollout]:
+        runner = EpisodeRunner(env, partial(make, env), ScriptedAgent(script))
+        return await asyncio.gather(*(runner.run(task, id=str(i), seed=i) for i, task in enumerate(tasks)))
+
+    return anyio.run(all_of_them)
+
+
+def tasks_of(env: str, split: str, count: int) -> list[Task]:
+    source = Taskset(partial(make, env), split, seed=0)
+    return [source.task(i) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[Task]:
+    return tasks_of(SUMS, "all", 42)
+
+
+@pytest.fixture(scope="module")
+def played(everything: list[Task]) -> list[Rollout]:
+    return play(SUMS, [*everything[:8], everything[SLOW], everything[BROKEN]])
+
+
+def test_every_task_is_scored_by_the_environment_itself(played: list[Rollout]) -> None:
+    for rollout in played[:8]:
+        assert (rollout.status, rollout.stop_reason) == (Status.FINISHED, StopReason.ANSWERED)
+        assert (rollout.reward, rollout.rewards, rollout.metrics) == (1.0, {"exact": 0.5}, {"calls": 1.0})
+        assert [m.role for m in rollout.messages] == ["user", "assistant", "tool", "assistant"]
+        assert rollout.final_text() == "It is 100"
+
+
+def test_a_scorer_that_ran_into_its_time_out_leaves_no_reward(played: list[Rollout]) -> None:
+    assert (played[8].status, played[8].reward, played[8].rewards) == (Status.FINISHED, None, {})
+
+
+def test_a_scorer_that_raised_makes_the_rollout_fail_in_its_words(played: list[Rollout]) -> None:
+    assert (played[9].status, played[9].reward) == (Status.FAILED, None)
+    assert "ValueError: the scorer is broken" in str(played[9].error)
+
+
+def test_the_splits_have_no_task_in_common(everything: list[Task]) -> None:
+    train, evaluation = (tasks_of(SUMS, split, 8) for split in ("train", "eval"))
+    assert [t.id for t in evaluation] == [f"sum-{5 * i}" for i in range(8)]
+    assert not {t.id for t in train} & {t.id for t in evaluation}
+    assert [t.id for t in everything[-2:]] == ["slow", "broken"]
+    assert train[0].messages() == (Message("user", "11+89"),)
+    assert (train[0].answer, train[0].info["task"]) == (100, {"index": 1})
+    assert msgspec.json.decode(msgspec.json.encode(train[0]), type=Task) == train[0]
+
+
+def test_a_tool_that_blocks_or_raises_holds_up_nobody_else(everything: list[Task]) -> None:
+    def script(messages: Sequence[Message]) -> Message | str:
+        wrong = {"11+89": "sleep", "12+88": "nonsense"}.get(messages[0].content)
+        return calculating([Message("user", wrong)]) if wrong and len(messages) == 1 else calculating(messages)
+
+    blocked, broken, good = play(SUMS, everything[1:4], script)
+    assert "NoneType" in broken.messages[2].content
+    assert broken.metrics == {"calls": 1.0}
+    assert good.timings.total < blocked.timings.total - 0.5
+    assert good.reward == 1.0
+
+
+def test_the_first_api_is_played_with_its_rewards_by_turn() -> None:
+    train, evaluation = (tasks_of(SUMS_V0, split, 2) for split in ("train", "eval"))
+    assert [t.id for t in train + evaluation] == ["train-1", "train-2", "train-0", "train-5"]
+    for rollout in play(SUMS_V0, train + evaluation):
+        assert (rollout.status, rollout.reward, rollout.metrics["calculate_calls"]) == (Status.FINISHED, 1.0, 1.0)
+        assert (rollout.metrics["turn_0_reward"], rollout.metrics["turn_1_reward"]) == (0.25, 0.25)
+
+
+@pytest.fixture
+def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An environment of the second API, in the Python environment of 0.3.1."""
+    added = find("moonmill-sums-v0")
+    assert added is not None, "run `make test-verifiers`, which adds it"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = cache_folder("verifiers")
+    folder.mkdir(parents=True)
+    record = Added("moonmill-sums", added.python, "0.3.1", "v1")
+    (folder / "moonmill_sums.json").write_bytes(msgspec.json.encode(record))
+    return SUMS
+
+
+def test_the_older_version_plays_the_second_api_as_well(older: str) -> None:
+    rollouts = play(older, tasks_of(older, "train", 2))
+    assert [(r.reward, r.metrics) for r in rollouts] == [(1.0, {"calls": 1.0})] * 2
+
+
+def test_what_is_not_known_is_told_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"^verifiers:nothing is not known here: run `moonmill envs add verifiers:no"):
+        make("verifiers:nothing")
