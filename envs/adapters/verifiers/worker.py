@@ -210,8 +210,11 @@ class HostWorker:
                 cancelled = asked.cancelled()
                 deliver(Answer(error=EnvCodeError("called off")) if cancelled else asked.result())
 
+            def call_off() -> None:
+                asked.cancel()
+
             asked.add_done_callback(done)
-            return lambda: bool(asked.cancel())
+            return call_off
 
         return begin
 
