@@ -65,8 +65,9 @@ def cache_folder(*inside: str) -> Path:
 
 
 def without_ours(environ: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
-    """An environment in which another interpreter finds its own packages."""
-    return {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    """An environment in which another interpreter finds its own packages, and keeps what it has compiled of them."""
+    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in environ.items() if name not in ours}
 
 
 def interpreter_in(folder: Path) -> Path:

@@ -28,4 +28,5 @@ async def main(env: str) -> None:
     print(json.dumps([worker, rollout.status, rollout.reward, rollout.metrics, rollout.error]))
 
 
-anyio.run(main, sys.argv[1])
+for env in sys.argv[1:]:
+    anyio.run(main, env)

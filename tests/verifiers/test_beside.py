@@ -9,38 +9,35 @@ from typing import Any
 import pytest
 
 from moonmill.envs.adapters.verifiers.added import find
+from moonmill.installing import without_ours
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to import Moonmill from, without installing it."""
-    package = tmp_path_factory.mktemp("both") / "moonmill"
+def played(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What came of both, in one process: verifiers takes seconds to import."""
+    added = find("moonmill-sums")
+    assert added is not None, "run `make test-verifiers`, which adds it"
+    # Moonmill can be imported there without being installed, and nothing was added as far as it can see.
+    folder = tmp_path_factory.mktemp("both")
+    package = folder / "moonmill"
     package.mkdir()
     folders = [ROOT / name for name in ("sandboxes", "envs", "agents", "trainer")]
     for source in [*(f for f in (ROOT / "sdk").iterdir() if f.name != "__pycache__"), *folders]:
         (package / source.name).symlink_to(source)
-    return package.parent
-
-
-def play(env: str, both: Path, cache: Path) -> list[Any]:
-    added = find("moonmill-sums")
-    assert added is not None, "run `make test-verifiers`, which adds it"
-    environ = os.environ | {"PYTHONPATH": str(both), "XDG_CACHE_HOME": str(cache)}
-    command = [added.python, "-P", str(HERE / "beside.py"), env]
+    environ = without_ours(os.environ) | {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder)}
+    envs = ["verifiers:moonmill-sums", "verifiers:moonmill-calculator"]
+    command = [added.python, "-P", str(HERE / "beside.py"), *envs]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_an_environment_of_theirs_is_played_in_our_process(both: Path, tmp_path: Path) -> None:
-    assert play("verifiers:moonmill-sums", both, tmp_path) == ["HostWorker", "finished", 1.0, {"calls": 1.0}, None]
+def test_an_environment_of_theirs_is_played_in_our_process(played: list[Any]) -> None:
+    assert played[0] == ["HostWorker", "finished", 1.0, {"calls": 1.0}, None]
 
 
-def test_an_environment_of_ours_is_one_of_theirs(both: Path, tmp_path: Path) -> None:
-    worker, status, reward, metrics, error = play("verifiers:moonmill-calculator", both, tmp_path)
-    assert (worker, status, reward, error) == ("HostWorker", "finished", 1.0, None)
-    assert metrics == {"correct_reward": 1.0, "tool_calls": 1.0}
+def test_an_environment_of_ours_is_one_of_theirs(played: list[Any]) -> None:
+    assert played[1] == ["HostWorker", "finished", 1.0, {"correct_reward": 1.0, "tool_calls": 1.0}, None]
