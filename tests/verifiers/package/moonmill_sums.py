@@ -73,7 +73,7 @@ class SumsConfig(vf.TasksetConfig):
 class Sums(vf.Taskset[SumTask, SumsConfig]):
     def load(self) -> Iterable[SumTask]:
         for i in range(self.config.size):
-            a, b = 10 + i, 90 - i
+            a, b = 10 + i % 80, 90 - i % 80
             yield SumTask(Sum(prompt=f"{a}+{b}", answer=a + b, name=f"sum-{i}"), self.config.task)
         for scoring in ("slow", "broken"):
             data = Sum(prompt="1+1", answer=2, name=scoring, scoring=scoring, timeout=vf.TaskTimeout(scoring=0.2))
