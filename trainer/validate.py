@@ -298,7 +298,7 @@ _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "model": (_model, ()),
     "adapter": (_adapter, ("model",)),
     "engine": (describe_engine, ("device",)),
-    "versions": (describe_versions, ("engine",)),
+    "versions": (describe_versions, ()),
     "renderer": (_renderer, ("model",)),
     "prompts": (_prompts, ("environment", "renderer")),
 }

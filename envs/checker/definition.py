@@ -131,8 +131,7 @@ def _rewards_turns(owner: type[MultiTurnEnv]) -> bool:
 
 
 async def scores(subject: Subject) -> list[Finding]:
-    """There is something to learn from: a reward of the episode, or of a turn, be it one that play by chance does not
-    earn."""
+    """There is something to learn from: a reward of the episode, or of a turn."""
     owner = type(subject.env)
     marked = any(mark.kind == "reward" for mark in subject.env._moonmill_class.marks)
     if marked or any(reward for trace in subject.traces for reward in trace.turn_rewards) or _rewards_turns(owner):

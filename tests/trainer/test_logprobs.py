@@ -125,7 +125,8 @@ def test_the_entropy_has_its_gradient_where_that_is_asked_for(
 def test_a_row_does_not_depend_on_those_beside_it(policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):
     whole = action_logprobs(policy, packed(turns()), EVERYTHING)[0]
     monkeypatch.setattr(logprobs, "CHUNK", 3 * VOCAB)
-    assert torch.allclose(action_logprobs(policy, packed(turns()), EVERYTHING)[0], whole, atol=1e-6, rtol=0)
+    # Matrices of another height are multiplied in another order: to the last bits of numbers of about ten.
+    assert torch.allclose(action_logprobs(policy, packed(turns()), EVERYTHING)[0], whole, atol=1e-6, rtol=1e-6)
 
 
 def test_an_adapter_is_reached_through_chunks(monkeypatch: pytest.MonkeyPatch):

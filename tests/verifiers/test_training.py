@@ -10,7 +10,7 @@ from tests.integration.processes import children, kill
 
 def test_a_run_trains_and_outlives_the_process_that_plays_its_episodes(tmp_path: Path) -> None:
     config, run = write_config(tmp_path), tmp_path / "run"
-    changes = ("env.id=verifiers:moonmill-sums", "env.args.taskset.size=1000", "train.steps=4", "eval.samples=0")
+    changes = ("env.id=verifiers:moonmill-sums", "env.args.taskset.size=1000", "train.steps=4", "eval.tasks=0")
     trainer = start(config, tmp_path, *(part for change in changes for part in ("--set", change)))
     wait_until(lambda: len(steps(run)) >= 1, "a step", trainer)
     killed = children(trainer.pid, "moonmill_inside")
