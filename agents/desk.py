@@ -34,15 +34,17 @@ class Desk:
     """Answers the requests of one episode.
 
     Args:
-        player: what is asked.
+        player: what is asked, and records it.
+        aside: what is asked where nothing is to be recorded.
         max_turns: answers, after which the program is cancelled.
         max_length: the longest context in tokens; None where that is not known.
     """
 
-    def __init__(self, player: Player, max_turns: int, max_length: int | None) -> None:
-        self.player = player
+    def __init__(self, player: Player, aside: Player, max_turns: int, max_length: int | None) -> None:
+        self._players = {True: player, False: aside}
         self.max_length = max_length or _MOST_TOKENS
         self.answered = 0
+        """Requests that are recorded."""
         self.seconds = 0.0
         """With at least one request under way."""
         self.met: StopReason | None = None
@@ -82,13 +84,17 @@ class Desk:
                     request.settle(_over())
                 tasks.cancel_scope.cancel()
 
-    async def ask(self, work: Callable[[Player, int], Awaitable[Said]]) -> Said:
+    async def ask(self, work: Callable[[Player, int], Awaitable[Said]], recorded: bool) -> Said:
         """Have something answered; called on the proxy's event loop.
+
+        Args:
+            work: asks a player, in the request of that number.
+            recorded: whether the answer is to be trained on.
 
         Raises:
             ApiError: there is no answer.
         """
-        request = _Request(work)
+        request = _Request(work, recorded)
         self._inbox.append(request)
         self._bell.ring()
         if self._is_over:
@@ -130,8 +136,8 @@ class Desk:
         result: Said | ApiError = _over()
         try:
             with request.droppable():
-                result = await request.work(self.player, number)
-                self.answered += 1
+                result = await request.work(self._players[request.recorded], number)
+                self.answered += request.recorded
         except (PromptTooLongError, ContextFullError) as e:
             self.met, self.refused = StopReason.MAX_TOKENS, e
             text = f"this model's maximum context length is {self.max_length} tokens: {text_of(e)}"
@@ -156,8 +162,9 @@ class Desk:
 class _Request:
     """A request on its way; made on the proxy's event loop."""
 
-    def __init__(self, work: Callable[[Player, int], Awaitable[Said]]) -> None:
+    def __init__(self, work: Callable[[Player, int], Awaitable[Said]], recorded: bool) -> None:
         self.work = work
+        self.recorded = recorded
         self._scope: anyio.CancelScope | None = None
         self._dropped = False
         self._loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from moonmill.agents.agent import Agent
 from moonmill.agents.episode import Episode
 from moonmill.envs import EnvHost, Outcome
 from moonmill.errors import EnvCodeError, MissingExtraError, MoonmillError
+from moonmill.seeding import derive_seed
 from moonmill.types import Rollout, Status, StopReason, Task
 
 
@@ -27,8 +28,9 @@ class ForeignEpisode(Episode):
         except ImportError as e:
             raise MissingExtraError("an environment that is played by a program", "train") from e
 
-        player = player_of(agent, seed)
-        desk = Desk(player, host.limits.max_turns, getattr(agent, "max_length", None))
+        # Another seed: two conversations of the policy with itself are not to say the same.
+        player, aside = player_of(agent, seed), player_of(agent, derive_seed(seed, "aside"))
+        desk = Desk(player, aside, host.limits.max_turns, getattr(agent, "max_length", None))
         error: MoonmillError | None = None
         with host.time_limit(host.limits.max_seconds) as limit:
             await self.timed_env(host, host.reset, task, seed)
@@ -42,7 +44,8 @@ class ForeignEpisode(Episode):
         self.generation = desk.seconds
         self.environment = max(0.0, self.environment - desk.seconds)
         contexts = player.contexts
-        self.usage = player.usage
+        used = [each.usage for each in (player, aside) if each.usage is not None]
+        self.usage = sum(used[1:], used[0]) if used else None
         self.segments, self.branches = list(contexts[0]) if contexts else [], contexts[1:]
         self.messages = list((self._outcome and self._outcome.messages) or player.longest or task.messages())
         if not desk.answered and desk.refused is not None:

@@ -26,6 +26,7 @@ from moonmill.agents.engine.protocol import ApiError
 from moonmill.agents.engine.responses import ERROR_HANDLERS
 from moonmill.agents.serving import listen
 from moonmill.envs import Endpoint
+from moonmill.envs.foreign import UNRECORDED
 
 if TYPE_CHECKING:
     from moonmill.agents.desk import Desk
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 SESSION_HEADER = "X-Session-ID"
 """May hold the key, and, behind a dot, a name for one of the episode's conversations."""
 _HOST = "127.0.0.1"
-Answer = Callable[["Desk", bytes], Response]
+Answer = Callable[["Desk", bytes, bool], Response]
 
 
 class Proxy:
@@ -72,25 +73,26 @@ class Proxy:
         """The episode of this key is over."""
         self._desks.pop(key, None)
 
-    def _desk(self, request: Request) -> "Desk":
+    def _desk(self, request: Request) -> tuple["Desk", bool]:
+        """Who answers a request, and whether that is recorded."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         # A client that many episodes share has one token for all; verifiers' says in another header whose a request is.
         session = request.headers.get(SESSION_HEADER, "").partition(".")[0]
-        desk = self._desks.get(token.strip() if kind.lower() == "bearer" else "") or self._desks.get(session)
-        if desk is None:
-            raise ApiError("the key is no episode's, or its episode is over", 401, code="invalid_api_key")
-        return desk
+        for key in (token.strip() if kind.lower() == "bearer" else "", session):
+            if (desk := self._desks.get(key.removesuffix(UNRECORDED))) is not None:
+                return desk, not key.endswith(UNRECORDED)
+        raise ApiError("the key is no episode's, or its episode is over", 401, code="invalid_api_key")
 
     def _app(self) -> Starlette:
         def posted(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
             async def handle(request: Request) -> Response:
-                desk = self._desk(request)
-                return answer(desk, await read_body(request, desk.max_length))
+                desk, recorded = self._desk(request)
+                return answer(desk, await read_body(request, desk.max_length), recorded)
 
             return handle
 
         async def models(request: Request) -> Response:
-            desk = self._desk(request)
+            desk, _ = self._desk(request)
             card = {"id": Endpoint.__struct_defaults__[0], "object": "model", "created": 0, "owned_by": "moonmill"}
             body = {"object": "list", "data": [{**card, "max_model_len": desk.max_length}]}
             return Response(msgspec.json.encode(body), media_type="application/json")

@@ -46,7 +46,7 @@ class GenerateRequest(Struct, frozen=True):
     sampling_params: GenerateSampling = GenerateSampling()
 
 
-def chat(desk: "Desk", body: bytes) -> Response:
+def chat(desk: "Desk", body: bytes, recorded: bool) -> Response:
     """Answer `/v1/chat/completions`.
 
     Raises:
@@ -59,7 +59,7 @@ def chat(desk: "Desk", body: bytes) -> Response:
     wanted = Wanted(request.max_completion_tokens or request.max_tokens, request.stops)
 
     def ask() -> Awaitable[Said]:
-        return desk.ask(lambda player, number: player.chat(number, messages, tools, wanted))
+        return desk.ask(lambda player, number: player.chat(number, messages, tools, wanted), recorded)
 
     shape = _Shape("chat.completion", request.model)
     if not request.stream:
@@ -67,7 +67,7 @@ def chat(desk: "Desk", body: bytes) -> Response:
     return streamed(lambda: _chat_events(shape, ask, request.with_usage))
 
 
-def complete(desk: "Desk", body: bytes) -> Response:
+def complete(desk: "Desk", body: bytes, recorded: bool) -> Response:
     """Answer `/v1/completions`.
 
     Raises:
@@ -83,7 +83,7 @@ def complete(desk: "Desk", body: bytes) -> Response:
     shape = _Shape("text_completion", request.model)
 
     async def answer() -> bytes:
-        said = await desk.ask(lambda player, number: player.complete(number, prompt, wanted))
+        said = await desk.ask(lambda player, number: player.complete(number, prompt, wanted), recorded)
         choice: dict[str, Any] = {"index": 0, "text": said.message.content, "logprobs": None}
         choice |= {"finish_reason": said.finish_reason, "stop_reason": said.stop}
         if request.return_token_ids and said.completion is not None:
@@ -93,7 +93,7 @@ def complete(desk: "Desk", body: bytes) -> Response:
     return whole(answer)
 
 
-def generate(desk: "Desk", body: bytes) -> Response:
+def generate(desk: "Desk", body: bytes, recorded: bool) -> Response:
     """Answer `/inference/v1/generate`: token ids in, token ids and log-probabilities out.
 
     Raises:
@@ -103,7 +103,7 @@ def generate(desk: "Desk", body: bytes) -> Response:
     wanted = Wanted(request.sampling_params.max_tokens)
 
     async def answer() -> bytes:
-        said = await desk.ask(lambda player, number: player.complete(number, request.token_ids, wanted))
+        said = await desk.ask(lambda player, number: player.complete(number, request.token_ids, wanted), recorded)
         done = said.completion or Completion((), (), (), said.finish_reason)
         content = [
             {"token": f"token_id:{token}", "logprob": logprob}

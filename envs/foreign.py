@@ -19,6 +19,9 @@ from moonmill.envs.scoring import score
 from moonmill.errors import EnvCodeError
 from moonmill.types import Message, Rollout, Status, StopReason, Task
 
+UNRECORDED = "~"
+"""Behind an episode's key: what is asked with it leaves no tokens in the rollout."""
+
 
 class Endpoint(Struct, frozen=True):
     """Where the program of one episode reaches the model."""
@@ -35,6 +38,11 @@ class Endpoint(Struct, frozen=True):
     def root(self) -> str:
         """The server's root."""
         return self.url.removesuffix("/v1")
+
+    @property
+    def unrecorded(self) -> "Endpoint":
+        """The same model, for what is not to be trained on: an opponent, a user or a judge that it plays."""
+        return replace(self, key=self.key + UNRECORDED)
 
 
 class Outcome(Struct, frozen=True):

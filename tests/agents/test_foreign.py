@@ -157,6 +157,23 @@ async def test_an_edited_history_forks_a_branch_and_shared_tokens_are_sampled_on
     assert len(rollout.actions) == 4  # one for each answer
 
 
+async def test_what_is_asked_aside_leaves_no_tokens_in_the_rollout(policy: PolicyAgent) -> None:
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        aside = client.with_options(api_key=model.unrecorded.key)
+        await converse(aside, asking("99-1"), turns=2)
+        await converse(client, asking())
+        return Outcome(reward=1.0)
+
+    async def only_aside(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        await converse(client.with_options(api_key=model.unrecorded.key), asking())
+        return Outcome(reward=1.0)
+
+    rollout = await run(program, policy)
+    assert (len(rollout.actions), rollout.branches, rollout.turns) == (1, (), 1)
+    assert rollout.messages[0].content == "(48+7)*21"
+    assert (await run(only_aside, policy)).status is Status.FAILED
+
+
 async def test_tokens_in_and_out_are_recorded_as_they_are(policy: PolicyAgent) -> None:
     async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
         ids = policy.renderer.prompt([Message("user", "48+7")])

@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from moonmill import Message, Rollout, Status, StopReason, Task, Taskset, ToolCall, make
 from moonmill.agents.runner import EpisodeRunner
@@ -107,16 +108,57 @@ def test_the_first_api_is_played_with_its_rewards_by_turn() -> None:
 
 
 @pytest.fixture
+def duel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An environment for three agents, in the Python environment of `SUMS`."""
+    added = find("moonmill-sums")
+    assert added is not None, "run `make test-verifiers`, which adds it"
+    _known_as("moonmill-duel", replace(added, id="moonmill-duel"), tmp_path, monkeypatch)
+    return "verifiers:moonmill-duel"
+
+
+def test_one_of_several_agents_is_trained_in_its_turn(duel: str) -> None:
+    numbers = {"first: a number": "2", "second: a number": "1", "judge: 2 or 1": "the first"}
+    asked: list[str] = []
+
+    def script(messages: Sequence[Message]) -> str:
+        asked.append(messages[-1].content)
+        return numbers[asked[-1]]
+
+    rollouts = play(duel, tasks_of(duel, "all", 3), script)
+    assert [(r.messages[0].content, r.reward, r.rewards) for r in rollouts] == [
+        ("first: a number", 1.0, {"won": 1.0}),
+        ("second: a number", 0.0, {"won": 0.0}),
+        ("first: a number", 1.0, {"won": 1.0}),
+    ]
+    assert sorted(asked) == sorted([*numbers] * 3)
+
+
+def test_the_agent_to_train_can_be_named(duel: str) -> None:
+    [task] = tasks_of(duel, "all", 1)
+
+    async def run(agent: str) -> Rollout:
+        runner = EpisodeRunner(duel, partial(make, duel, trained_agent=agent), ScriptedAgent(lambda _: "3"))
+        return await runner.run(task, id="0", seed=0)
+
+    second = anyio.run(run, "second")
+    assert (second.messages[0].content, second.reward) == ("second: a number", 1.0)
+    assert "trained_agent is 'third', and its agents are: first, second, judge" in str(anyio.run(run, "third").error)
+
+
+@pytest.fixture
 def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An environment of the second API, in the Python environment of 0.3.1."""
     added = find("moonmill-sums-v0")
     assert added is not None, "run `make test-verifiers`, which adds it"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = cache_folder("verifiers")
-    folder.mkdir(parents=True)
-    record = Added("moonmill-sums", added.python, "0.3.1", "v1")
-    (folder / "moonmill_sums.json").write_bytes(msgspec.json.encode(record))
+    _known_as("moonmill-sums", Added("moonmill-sums", added.python, "0.3.1", "v1"), tmp_path, monkeypatch)
     return SUMS
+
+
+def _known_as(id: str, added: Added, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    records = cache_folder("verifiers")
+    records.mkdir(parents=True)
+    (records / f"{id.replace('-', '_')}.json").write_bytes(msgspec.json.encode(added))
 
 
 def test_the_older_version_plays_the_second_api_as_well(older: str) -> None:

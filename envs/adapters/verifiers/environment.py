@@ -24,7 +24,8 @@ class VerifiersEnv(ForeignEnv):
 
     Args:
         id: as verifiers knows it; `moonmill envs add verifiers:ID` makes it known here.
-        args: of its `EnvConfig` (`taskset`, `agent` and so on), or, of the first API, of its `load_environment`.
+        args: of its `EnvConfig` (`taskset`, `agent` and so on), or, of the first API, of its `load_environment`. With
+            several agents, `trained_agent` names the one to train; without it, it is each in its turn.
 
     Raises:
         ConfigError: it was not added, and verifiers is not installed beside Moonmill.
@@ -47,7 +48,7 @@ class VerifiersEnv(ForeignEnv):
             start = page["next"]
 
     def play(self, task: Task, model: Endpoint, seed: int) -> Outcome:
-        where = {"url": model.url, "key": model.key, "model": model.model}
+        where = {"url": model.url, "key": model.key, "aside": model.unrecorded.key, "model": model.model}
         said = wait_on_thread(self._worker.asking({"do": "play", "task": task.info["task"], "model": where}))
         stop = said["stop"]
         return Outcome(

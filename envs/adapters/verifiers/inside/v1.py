@@ -5,8 +5,8 @@ import itertools
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
-from types import ModuleType
+from contextlib import AsyncExitStack, suppress
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import verifiers.v1 as vf
@@ -37,16 +37,19 @@ class V1:
 
     Args:
         id: as verifiers knows it.
-        args: of its `EnvConfig`: `taskset`, the agents by their names, `timeout` and so on.
+        args: of its `EnvConfig`: `taskset`, the agents by their names, `timeout` and so on; and `trained_agent`, the
+            name of the one to train, for which there is each in its turn.
     """
 
     api = "v1"
 
     def __init__(self, id: str, args: dict[str, Any]) -> None:
+        args = dict(args)
+        wanted = args.pop("trained_agent", None)
         kind = vf.env_config_type(id)
         roles = {n: f.default for n, f in kind.model_fields.items() if isinstance(f.default, vf.AgentConfig)}
-        if len(roles) != 1:
-            raise Unfit(f"{id} is for {len(roles)} agents ({', '.join(roles)}), and one can be trained here")
+        if wanted is not None and wanted not in roles:
+            raise Unfit(f"trained_agent is {wanted!r}, and its agents are: {', '.join(roles)}")
         bundled = vf.default_harness_id(id) != "bash"
         agents = {name: _agent(role, args.get(name) or {}, bundled) for name, role in roles.items()}
         taskset = {**(args.get("taskset") or {}), "id": id}
@@ -54,10 +57,14 @@ class V1:
         self._rows = _Rows(self._env.taskset)
         configs = [getattr(self._env.config, name) for name in roles]
         self._tools_here = all(c.harness is not None and c.harness.id == _HARNESS for c in configs)
+        self._agents = [*roles] if wanted is None else [wanted]
+        """Those to train."""
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
         await self._stack.enter_async_context(self._env.serving())
+        if len(self._agents) > 1:
+            self._agents = await self._trainable(self._agents)
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -80,15 +87,28 @@ class V1:
             raise Unfit(f"the taskset has no task {task['index']} any more")
         if self._tools_here:
             row = in_process(copy.copy(row))
+        agent = self._agents[task["index"] % len(self._agents)]
         # One client serves all episodes: whose a request is stands in its header X-Session-ID, which is the trace's id.
         client = vf.EvalClientConfig(base_url=model["url"], api_key_var="MOONMILL_NO_KEY")
         context = vf.ModelContext(model=model["model"], client=client, sampling=vf.SamplingConfig())
         numbers = itertools.count()
+        trained: list[Any] = []
 
         def name(trace: Any) -> None:
-            trace.id = f"{model['key']}.{next(numbers)}"
+            """At the begin of each agent's run. The first of the agent to train is recorded."""
+            if is_its := not trained and (trace.agent is None or trace.agent.name == agent):
+                trained.append(trace)
+            trace.id = f"{model['key'] if is_its else model['aside']}.{next(numbers)}"
 
-        return _outcome(await self._env.run_episode(row, context, on_trace=name))
+        episode = await self._env.run_episode(row, context, on_trace=name)
+        return _outcome(episode, agent, trained)
+
+    async def _trainable(self, agents: list[str]) -> list[str]:
+        """Those that the environment lets be trained: its `setup` says of an agent where it does not."""
+        stand_ins = {name: SimpleNamespace(trainable=True) for name in agents}
+        with suppress(AttributeError):  # it looks for more than that in an agent
+            await self._env.setup(SimpleNamespace(**stand_ins))
+        return [name for name, stand_in in stand_ins.items() if stand_in.trainable] or agents
 
 
 def _agent(role: Any, given: dict[str, Any], bundled: bool) -> dict[str, Any]:
@@ -96,7 +116,8 @@ def _agent(role: Any, given: dict[str, Any], bundled: bool) -> dict[str, Any]:
     config = dict(given)
     if "runtime" not in role.model_fields_set:
         config.setdefault("runtime", {"type": "subprocess"})
-    if role.harness is None and not bundled:
+    wanted = None if role.harness is None else role.harness.id
+    if wanted == "null" or (wanted is None and not bundled):
         config.setdefault("harness", {"id": _HARNESS})
     return config
 
@@ -136,14 +157,15 @@ def _row(index: int, data: Any) -> dict[str, Any]:
     return {"name": name, "prompt": [*system, *messages], "task": {"index": index}, "data": shown}
 
 
-def _outcome(episode: Any) -> dict[str, Any]:
-    """What an episode came to."""
+def _outcome(episode: Any, agent: str, trained: list[Any]) -> dict[str, Any]:
+    """What an episode came to for the agent that is trained, by the trace of its run."""
     if not episode.ok:
         errors = [e for trace in episode.traces for e in trace.errors] + episode.errors
         raise Unfit(f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed, without an error")
-    if len(episode.traces) != 1:
-        raise Unfit(f"its agent has played {len(episode.traces)} times in one episode, and can once here")
-    [trace] = episode.traces
+    if not trained:
+        played = ", ".join(dict.fromkeys(trace.agent.name for trace in episode.traces))
+        raise Unfit(f"the agent to train, {agent}, has not played in the episode, but {played}")
+    [trace] = trained
     scores = trace.rewards
     # A scorer that ran into its time-out has left None: no reward at all, and not one of 0.
     scored = bool(scores) and all(score is not None for score in scores.values())
