@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import moonmill as moonmill
+
 HERE = Path(__file__).parent
 
 

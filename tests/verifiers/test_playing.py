@@ -1,7 +1,6 @@
 """Environments of verifiers, of both APIs and versions, played by a script: what comes of them, and what goes wrong."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,44 +9,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from moonmill import Message, Rollout, Status, StopReason, Task, Taskset, ToolCall, make
+from moonmill import Message, Rollout, Status, StopReason, Task, make
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.agents.scripted import ScriptedAgent
 from moonmill.envs.adapters.verifiers.added import Added, find
 from moonmill.errors import ConfigError
-from moonmill.installing import cache_folder
+from tests.verifiers.playing import calculating, known_as, play, tasks_of
 
 SUMS, SUMS_V0 = "verifiers:moonmill-sums", "verifiers:moonmill-sums-v0"
 SLOW, BROKEN = 40, 41
 """Tasks whose scorer outlasts its time-out, or raises."""
-
-
-def calculating(messages: Sequence[Message]) -> Message | str:
-    """Calls the calculator with the prompt, and answers with what it says."""
-    last = messages[-1]
-    if last.role == "tool":
-        return f"It is {last.content}"
-    return Message(
-        "assistant", tool_calls=(ToolCall(f"call-{len(messages)}", "calculate", {"expression": last.content}),)
-    )
-
-
-Script = Callable[[Sequence[Message]], Message | str]
-
-
-def play(env: str, tasks: Sequence[Task], script: Script = calculating) -> list[Rollout]:
-    """The tasks, all at once."""
-
-    async def all_of_them() -> list[Rollout]:
-        runner = EpisodeRunner(env, partial(make, env), ScriptedAgent(script))
-        return await asyncio.gather(*(runner.run(task, id=str(i), seed=i) for i, task in enumerate(tasks)))
-
-    return anyio.run(all_of_them)
-
-
-def tasks_of(env: str, split: str, count: int) -> list[Task]:
-    source = Taskset(partial(make, env), split, seed=0)
-    return [source.task(i) for i in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +83,8 @@ def duel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An environment for three agents, in the Python environment of `SUMS`."""
     added = find("moonmill-sums")
     assert added is not None, "run `make test-verifiers`, which adds it"
-    _known_as("moonmill-duel", replace(added, id="moonmill-duel"), tmp_path, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known_as(replace(added, id="moonmill-duel"))
     return "verifiers:moonmill-duel"
 
 
@@ -150,15 +122,9 @@ def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An environment of the second API, in the Python environment of 0.3.1."""
     added = find("moonmill-sums-v0")
     assert added is not None, "run `make test-verifiers`, which adds it"
-    _known_as("moonmill-sums", Added("moonmill-sums", added.python, "0.3.1", "v1"), tmp_path, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known_as(Added("moonmill-sums", added.python, "0.3.1", "v1"))
     return SUMS
-
-
-def _known_as(id: str, added: Added, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    records = cache_folder("verifiers")
-    records.mkdir(parents=True)
-    (records / f"{id.replace('-', '_')}.json").write_bytes(msgspec.json.encode(added))
 
 
 def test_the_older_version_plays_the_second_api_as_well(older: str) -> None:

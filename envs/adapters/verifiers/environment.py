@@ -40,7 +40,7 @@ class VerifiersEnv(ForeignEnv):
 
     def tasks(self, split: str) -> Iterator[Task]:
         """Those of its own split, or a share of the only one: every fifth, the first included, is for `eval`, the
-        others for `train`, and a split of any other name has them all."""
+        others for `train`, and a split of any other name has them all. A task that is alone is in every split."""
         start: int | None = 0
         while start is not None:
             page = self._ask_for_rows(split, start)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 _GRACE_SECONDS = 5.0
 """What is cancelled at the end may take so long to end its own processes."""
 
+_EVAL_EVERY = 5
 _FIRST_IS_GONE = (
     ". Where it is written for the first API of verifiers (load_environment), which this version has no more, add it "
     "with --version 0.3.1"
@@ -73,6 +74,12 @@ def load(id: str, args: dict[str, Any]) -> World:
     except Exception as e:
         gone = "" if importlib.util.find_spec("verifiers.legacy") else _FIRST_IS_GONE
         raise Unfit(f"it cannot be loaded: {said_of(e)}{gone}") from e
+
+
+def is_of(split: str, index: int, *, alone: bool) -> bool:
+    """Whether a task of their only split is of one of ours: every fifth is for `eval`, the others are for `train`, a
+    split of any other name has them all, and a task that is alone is of every split."""
+    return alone or split not in ("train", "eval") or (split == "eval") == (index % _EVAL_EVERY == 0)
 
 
 def said_of(error: BaseException) -> str:

@@ -9,9 +9,8 @@ import verifiers as vf
 from openai import AsyncOpenAI
 from verifiers.clients import OpenAIChatCompletionsClient
 
-from .main import Unfit
+from .main import Unfit, is_of
 
-_EVAL_EVERY = 5
 _STOPS = {"max_turns_reached": "max_turns", "timeout_reached": "time_limit", "prompt_too_long": "max_tokens"}
 _STOPS["max_total_completion_tokens_reached"] = "max_tokens"
 _ANSWERED = ("no_tools_called", "max_turns_reached")
@@ -55,15 +54,16 @@ class V0:
         await self._http.aclose()
 
     def rows(self, split: str, start: int, count: int) -> dict[str, Any]:
-        source = split if self._data.get(split) is not None else "train"
+        there = [name for name, data in self._data.items() if data is not None]
+        source = split if split in there else there[0]
         data = self._data[source]
         # One dataset for both is divided between them.
-        shared = self._data["train"] is None or self._data["eval"] is None
+        shared = len(there) == 1
         found: list[dict[str, Any]] = []
-        for index in range(start, len(data) if data is not None else 0):
+        for index in range(start, len(data)):
             if len(found) == count:
                 return {"rows": found, "next": index}
-            if not shared or split not in ("train", "eval") or (split == "eval") == (index % _EVAL_EVERY == 0):
+            if not shared or is_of(split, index, alone=len(data) == 1):
                 found.append(_row(source, index, data[index]))
         return {"rows": found, "next": None}
 

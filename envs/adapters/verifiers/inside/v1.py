@@ -6,18 +6,18 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
+from functools import cached_property
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import verifiers.v1 as vf
 
 from . import harness
-from .main import Unfit
+from .main import Unfit, is_of
 from .tools import in_process
 
 _KEPT = 1024
 """Tasks; another is found by going through the taskset again."""
-_EVAL_EVERY = 5
 _HARNESS = "moonmill_chat"
 _STOPS = {"max_turns": "max_turns", "agent_timeout": "time_limit", "agent_completed": None}
 _STOPS |= dict.fromkeys(("user_closed", "scoring_timeout"))
@@ -76,10 +76,14 @@ class V1:
             task = self._rows.at(index)
             if task is None:
                 return {"rows": found, "next": None}
-            if split not in ("train", "eval") or (split == "eval") == (index % _EVAL_EVERY == 0):
+            if is_of(split, index, alone=self._has_one_task):
                 found.append(_row(index, task.data))
             index += 1
         return {"rows": found, "next": index}
+
+    @cached_property
+    def _has_one_task(self) -> bool:
+        return self._rows.at(1) is None
 
     async def play(self, task: dict[str, Any], model: dict[str, str]) -> dict[str, Any]:
         row = self._rows.at(task["index"])
