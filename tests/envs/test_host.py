@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from moonmill import Message, MoonmillError, MultiTurnEnv, Rollout, Status, StopReason, ToolCall, metric, reward, tool
@@ -276,7 +277,7 @@ def test_cancelling_ends_an_async_step_inside_super(run: Run[Any]) -> None:
 
 
 def test_an_async_close_needs_no_thread(run: Run[Any]) -> None:
-    free, closed = threading.Event(), []
+    free, blocked, closed = threading.Event(), threading.Event(), []
 
     class Env(OneTask):
         async def close(self) -> None:
@@ -284,11 +285,14 @@ def test_an_async_close_needs_no_thread(run: Run[Any]) -> None:
 
         @tool
         def block(self) -> None:
+            blocked.set()
             free.wait(10)
 
     async def main() -> None:
-        with anyio.move_on_after(0.05):
-            await play(Env, call("block"))
+        async with anyio.create_task_group() as group:
+            group.start_soon(play, Env, call("block"))
+            await anyio.to_thread.run_sync(blocked.wait, 10)
+            group.cancel_scope.cancel()
         assert closed == [True]
         free.set()
 
