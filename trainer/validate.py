@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from moonmill.agents.engine.arguments import DEVICE
 from moonmill.agents.engine.folder import parts_of, positions_of, problem_of, require_hub, require_whole
 from moonmill.blame import blaming
 from moonmill.config import Config
@@ -31,6 +30,7 @@ from moonmill.sandboxes import SandboxSpecError
 from moonmill.sandboxes.providers import check_name
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.critic_folder import check_critic
+from moonmill.trainer.devices import describe_device
 from moonmill.trainer.engine_commands import describe_engine, describe_versions
 from moonmill.trainer.filters import check_filters
 from moonmill.trainer.warm_up import check_warm_up
@@ -181,27 +181,6 @@ def _too_cool(key: str, temperature: float) -> str:
     return f"{key}: {temperature:g} is too low to be computed: the lowest is {COOLEST:g}, and 0 is greedy"
 
 
-def _device(config: Config) -> str:
-    device = config.model.device
-    known = DEVICE.fullmatch(device)
-    if known is None:
-        raise ConfigError(f"model.device: {device!r:.60} is unknown: give cpu, cuda, or cuda:1 for the second GPU")
-    if device == "cpu":
-        return device
-    import torch
-
-    if not torch.cuda.is_available():
-        why = "this machine has none that it can use" if torch.version.cuda else "this PyTorch is built without CUDA"
-        raise ConfigError(
-            f"model.device: {device}: PyTorch finds no GPU: {why}. Set model.device to cpu, or install the driver "
-            "and a PyTorch with CUDA"
-        )
-    count = torch.cuda.device_count()
-    if int(known[1] or 0) >= count:
-        raise ConfigError(f"model.device: {device}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
-    return device
-
-
 def _run_directory(config: Config) -> str:
     path = Path(config.run_dir)
     check_place(path)
@@ -293,7 +272,7 @@ _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "critic": (_critic, ("algorithm",)),
     "asynchrony": (_asynchrony, ("algorithm",)),
     "evaluation": (_evaluation, ()),
-    "device": (_device, ()),
+    "device": (describe_device, ()),
     "run directory": (_run_directory, ()),
     "model": (_model, ()),
     "adapter": (_adapter, ("model",)),
