@@ -31,6 +31,16 @@ class Sampled(Struct, frozen=True):
         """Token ids, those sampled included."""
         return self.prompt + self.action.tokens
 
+    @property
+    def length(self) -> int:
+        """Of its context, in tokens."""
+        return len(self.prompt) + len(self.action.tokens)
+
+    def is_begin_of(self, tokens: tuple[int, ...]) -> bool:
+        """Whether its context stands at their begin."""
+        at = len(self.prompt)
+        return tokens[:at] == self.prompt and tokens[at : self.length] == self.action.tokens
+
 
 class Recording:
     """The model's answers in one episode."""
@@ -45,10 +55,10 @@ class Recording:
     def add(self, number: int, prompt: Sequence[int], done: Completion) -> Sampled:
         """Take an answer; what it continues is told by its tokens."""
         before = tuple(prompt)
-        known = [a for a in self._answers if len(a.context) <= len(before) and before[: len(a.context)] == a.context]
         action = Action(done.tokens, done.logprobs, done.versions)
-        # Of several that sampled the same, the newest: it is the one that was answered last.
-        parent = max(known, key=lambda a: (len(a.context), a.number), default=None)
+        # The longest, which a conversation that goes on continues; of several that sampled the same, the newest.
+        longest_first = sorted(self._answers, key=lambda a: (-a.length, -a.number))
+        parent = next((a for a in longest_first if a.is_begin_of(before)), None)
         answer = Sampled(number, before, action, parent)
         self._answers.append(answer)
         return answer
@@ -75,7 +85,7 @@ def _segments(path: Sequence[Sampled], told: set[int]) -> tuple[Segment, ...]:
     at = 0
     for answer in path:
         observed += answer.prompt[at:]
-        at = len(answer.context)
+        at = answer.length
         if answer.number in told:
             observed += answer.action.tokens
             continue
