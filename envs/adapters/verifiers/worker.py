@@ -164,7 +164,11 @@ class _Life:
         assert self.process.stdout is not None
         with self.process.stdout as pipe:
             for line in pipe:
-                answer = json.loads(line)
+                try:
+                    answer = json.loads(line)
+                except ValueError:  # It is out of step: none of its answers can be trusted any more.
+                    self.process.kill()
+                    break
                 deliver = self.waiting.pop(answer["n"], None)
                 if deliver is not None:
                     deliver(_answer(self._id, answer))
