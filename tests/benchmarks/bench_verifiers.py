@@ -1,11 +1,13 @@
 """Environments of verifiers without a model: rollouts/s of one sum with a calculator, a call and an answer.
 
     moonmill envs add verifiers:moonmill-sums --from tests/verifiers/package
-    python tests/benchmarks/bench_verifiers.py [--episodes 200] [--concurrent 32] [--null EPISODES] [--json]
+    python tests/benchmarks/bench_verifiers.py [--episodes 200] [--concurrent 32] [--rounds 3]
+        [--null EPISODES] [--gem PYTHON] [--json]
 
-In one run: a native environment of ours; verifiers' through the adapter, with the recording proxy; verifiers alone,
-with a harness and tools in its process, as the adapter has them; with `--null`, verifiers alone as it is used by
-default, with a program and a tool server for each episode (needs `uv`, and the package index the first time).
+In one run, in turns: a native environment of ours; verifiers' through the adapter, with the recording proxy; verifiers
+alone, with a harness and tools in its process, as the adapter has them. Once: with `--null`, verifiers alone as it is
+used by default, with a program and a tool server for each episode (needs `uv`, and the package index the first time);
+with `--gem`, GEM, in a Python environment that has it, and beside it ours as it does it, stepped by a bare loop.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import os
 import resource
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +32,8 @@ from moonmill.installing import without_ours
 HERE = Path(__file__).parent
 INSIDE = HERE.parents[1] / "envs" / "adapters" / "verifiers" / "inside"
 NATIVE, ADAPTED = "calculator-v0", "verifiers:moonmill-sums"
+STEPPED = 2000
+"""Episodes that a bare loop steps."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -38,19 +42,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--concurrent", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3, help="the best of so many")
     parser.add_argument("--null", type=int, default=0, metavar="EPISODES")
+    parser.add_argument("--gem", metavar="PYTHON")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     added = find("moonmill-sums")
     if added is None:
         raise SystemExit(f"first: moonmill envs add {ADAPTED} --from tests/verifiers/package")
-    rows = {
-        "native": here(partial(make, NATIVE, levels=[1]), args.episodes, args.concurrent),
-        "adapter": here(partial(make, ADAPTED, taskset={"size": 2 * args.episodes}), args.episodes, args.concurrent),
-        "verifiers, in its process": alone(added.python, "moonmill_chat", args.episodes, args.concurrent),
+    native, adapted = partial(make, NATIVE, levels=[1]), partial(make, ADAPTED, taskset={"size": 2 * args.episodes})
+    kinds: dict[str, Callable[[], dict[str, float]]] = {
+        "native": partial(here, native, args.episodes, args.concurrent),
+        "adapter": partial(here, adapted, args.episodes, args.concurrent),
+        "verifiers, in its process": partial(alone, added.python, "moonmill_chat", args.episodes, args.concurrent),
     }
+    rows = {name: kind() for name, kind in kinds.items()}
+    for _ in range(args.rounds - 1):
+        for name, kind in kinds.items():
+            rows[name] = max(rows[name], kind(), key=lambda row: row["per_second"])
     if args.null:
         rows["verifiers, null harness"] = alone(added.python, "null", args.null, args.concurrent)
+    if args.gem:
+        rows["native, bare steps"] = stepped(STEPPED)
+        rows["GEM, bare steps"] = run(args.gem, "gem_alone.py", str(STEPPED), episodes=STEPPED)
     if args.json:
         print(json.dumps(rows))
         return
@@ -76,11 +90,30 @@ def here(factory: partial[MultiTurnEnv], episodes: int, concurrent: int) -> dict
 
 def alone(python: str, harness: str, episodes: int, concurrent: int) -> dict[str, float]:
     """Episodes played by verifiers."""
-    script = HERE / "verifiers_alone.py"
-    command = [python, "-P", str(script), str(INSIDE), harness, str(episodes), str(concurrent)]
+    rest = (str(INSIDE), harness, str(episodes), str(concurrent))
+    return run(python, "verifiers_alone.py", *rest, episodes=episodes)
+
+
+def run(python: str, script: str, *arguments: str, episodes: int) -> dict[str, float]:
+    """Episodes played by a script beside this one, in another Python environment."""
+    command = [python, "-P", str(HERE / script), *arguments]
     done = subprocess.run(command, env=without_ours(os.environ), stdout=subprocess.PIPE, text=True, check=True)
     told = json.loads(done.stdout.splitlines()[-1])
     return result(episodes, told["wall"], told["cpu"])
+
+
+def stepped(episodes: int) -> dict[str, float]:
+    """Episodes of the native environment, one after the other in a bare loop, of which nothing is kept."""
+    env = make(NATIVE, levels=[1])
+    wall, cpu = time.perf_counter(), seconds(None)
+    for seed in range(episodes):
+        messages, _ = env.reset(seed=seed)
+        terminated = truncated = False
+        while not (terminated or truncated):
+            said = calculating(messages)
+            said = Message("assistant", said) if isinstance(said, str) else said
+            messages, _, terminated, truncated, _ = env.step(said)
+    return result(episodes, time.perf_counter() - wall, seconds(None) - cpu)
 
 
 def result(episodes: int, wall: float, cpu: float) -> dict[str, float]:
