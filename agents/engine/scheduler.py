@@ -197,7 +197,8 @@ class Scheduler:
                 ends.append(len(ids) - 1)
         self._cache.reserve(max(chunk.start + chunk.length for chunk in chunks))
         plan = StepPlan(chunks, self._cache, self._device)
-        at = None if len(ends) == len(ids) else torch.tensor(ends, device=self._device)
+        # Its type is said because `ends` is empty where a long prompt alone is computed, and not to its end.
+        at = None if len(ends) == len(ids) else torch.tensor(ends, dtype=torch.long, device=self._device)
         logits = forward(model, torch.tensor([ids], device=self._device), plan, at)
         if ready:
             self._sample(ready, logits)

@@ -175,6 +175,15 @@ def test_long_prompts_are_computed_in_chunks(
         assert_logprobs_of(reference, one)
 
 
+def test_a_long_prompt_is_computed_in_chunks_where_nothing_else_is_decoded(
+    scheduler: Scheduler, reference: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "_PROMPT_TOKENS_PER_STEP", 32)
+    long = Asked(scheduler, prompt_of(100))
+    finish(scheduler)
+    assert_logprobs_of(reference, long)
+
+
 def test_gaps_between_slots_do_no_harm(base: PreTrainedModel, reference: PreTrainedModel) -> None:
     scheduler = Scheduler({"a": base}, max_batch=12, max_length=MAX_LENGTH, device=CPU)
     asked = [Asked(scheduler, prompt_of(10, i), seed=i, max_tokens=3 if i % 5 else 40) for i in range(12)]
