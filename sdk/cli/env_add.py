@@ -49,6 +49,7 @@ def add(
     """
     import shutil
 
+    from moonmill import plain_yaml
     from moonmill.cli.output import console, print_json
     from moonmill.cli.telling import telling
     from moonmill.config_io import make_env_config
@@ -81,4 +82,5 @@ def add(
     out.print(f"{env_id} is added: API {found.added.api} of verifiers {found.added.version}, in {place}")
     for split, task in found.splits.items():
         out.print(f"{split}: the first task is {task}")
-    out.print(f"in a config: env: {{id: {env_id!r}}}")
+    env = {"id": env_id, "args": args} if args else {"id": env_id}
+    out.print(f"in a config:\n{plain_yaml.dump({'env': env})}", end="")

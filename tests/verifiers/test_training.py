@@ -1,10 +1,10 @@
-"""A real run on an environment of verifiers, in which the process that plays the episodes is killed."""
+"""Real runs on environments of verifiers, of both APIs; in one the process that plays the episodes is killed."""
 
 from pathlib import Path
 
 from moonmill.jsonl import read_jsonl
 from moonmill.types import Rollout, Status
-from tests.integration.conftest import assert_accounted_for, start, steps, wait_until, write_config
+from tests.integration.conftest import Cli, assert_accounted_for, start, steps, wait_until, write_config
 from tests.integration.processes import children, kill
 
 
@@ -29,3 +29,16 @@ def test_a_run_trains_and_outlives_the_process_that_plays_its_episodes(tmp_path:
     assert max(max(a.versions) for r in good for a in r.actions) >= 1
     assert_accounted_for(run)
     assert steps(run)[-1].version == 4
+
+
+def test_a_run_trains_on_an_environment_of_the_first_api(tmp_path: Path, moonmill: Cli) -> None:
+    changes = ("env.id=verifiers:moonmill-sums-v0", "env.args.size=1000", "train.steps=20", "eval.tasks=4")
+    changes += ("learner.batch_rollouts=2", "learner.warmup_steps=0")
+    done = moonmill("train", write_config(tmp_path), *(part for change in changes for part in ("--set", change)))
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    assert_accounted_for(run)
+    assert steps(run)[-1].version == 20
+    trained = [r for r in read_jsonl(run / "rollouts.jsonl", Rollout) if r.reward is not None]
+    assert {r.reward for r in trained} == {0.0, 1.0}
+    assert all("turn_0_reward" in r.metrics for r in trained)

@@ -72,7 +72,8 @@ def load(id: str, args: dict[str, Any]) -> World:
     except Unfit:
         raise
     except Exception as e:
-        gone = "" if importlib.util.find_spec("verifiers.legacy") else _FIRST_IS_GONE
+        misses = isinstance(e, (ImportError, AttributeError)) and not importlib.util.find_spec("verifiers.legacy")
+        gone = _FIRST_IS_GONE if misses else ""
         raise Unfit(f"it cannot be loaded: {said_of(e)}{gone}") from e
 
 
