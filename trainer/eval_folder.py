@@ -26,6 +26,7 @@ from moonmill.jsonl import JsonlWriter, bring_to_disk, read_jsonl
 from moonmill.reporting import EvalResult
 from moonmill.trainer.outcomes import Outcome, outcome_of
 from moonmill.types import Rollout, Sampling
+from moonmill.wrapper_config import WrapperConfig
 
 
 class EvalSettings(Struct, frozen=True):
@@ -42,6 +43,8 @@ class EvalSettings(Struct, frozen=True):
     seed: int
     success: float
     sampling: Sampling
+    wrappers: dict[str, tuple[WrapperConfig, ...]] = {}
+    """What is put around an environment, by its id; nothing around those that are not named."""
 
     def block(self, env: str, temperature: float) -> range:
         """The indexes of the rollouts of an environment at a temperature; those of a task stand together."""
@@ -63,6 +66,7 @@ def settings_of(config: Config, envs: Sequence[EnvConfig], player: dict[str, Any
         seed=config.train.seed,
         success=asked.success,
         sampling=msgspec.structs.replace(config.sampling, temperature=1.0),  # it is `temperatures` that counts
+        wrappers={env.id: env.wrappers for env in envs if env.wrappers},
     )
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from moonmill.config_io import make_config
 from moonmill.errors import ConfigError, RunDirectoryError
 from moonmill.trainer.eval_compare import compare
-from moonmill.trainer.eval_folder import EvalSettings, evaluating, read_outcomes
+from moonmill.trainer.eval_folder import EvalSettings, evaluating, read_outcomes, settings_of
 from moonmill.types import Rollout, Sampling, Status, StopReason, Task
 
 SETTINGS = EvalSettings(
@@ -63,6 +64,24 @@ def test_other_settings_are_refused_once_a_rollout_is_there(tmp_path: Path) -> N
     assert "player.path: 'policy' then, 'other' now" in str(refused.value)
     assert "envs.e-v0.levels: None then, [1] now" in str(refused.value)
     assert [outcome.reward for outcome in read_outcomes(tmp_path).values()] == [1.0]
+
+
+def test_what_is_put_around_an_environment_is_a_setting(tmp_path: Path) -> None:
+    def settings(factor: float) -> EvalSettings:
+        config = make_config(
+            {"env": {"id": "calculator-v0"}, "model": {"path": "policy"}, "eval": {"tasks": 1}},
+            (f"env.wrappers=[{{type: scale_reward, factor: {factor}}}]",),
+            source="a test",
+            folder=tmp_path,
+        )
+        return settings_of(config, [config.env], {})
+
+    for _ in range(2):  # the second time it goes on
+        with evaluating(tmp_path / "eval", settings(0.5)) as folder:
+            folder.keep(rollout(0, "a", 1.0))
+    with pytest.raises(RunDirectoryError, match=r"wrappers\.calculator-v0: .*0\.5.* then, .*0\.25.* now"):
+        with evaluating(tmp_path / "eval", settings(0.25)):
+            pass
 
 
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
