@@ -14,12 +14,13 @@ from moonmill.cli.results import Command
 from moonmill.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from rich.console import Console
 
     from moonmill.agents.agent import Agent
     from moonmill.agents.replaying import Replay
+    from moonmill.config import EnvConfig
     from moonmill.envs import MultiTurnEnv
     from moonmill.types import Rollout
 
@@ -109,14 +110,14 @@ def replay(file: Path, ids: tuple[str, ...], provider: str, overrides: tuple[str
     """
     from moonmill.agents.replaying import replay as play_again
     from moonmill.cli.output import console, print_json
-    from moonmill.config import SandboxConfig
+    from moonmill.config import EnvConfig, SandboxConfig
     from moonmill.envs import SandboxService
     from moonmill.sandboxes.providers import make_provider
     from moonmill.signals import run_until_stopped
 
     make_provider(provider)
-    rollouts, config_args, env_id = recorded_in(file, ids)
-    factories = {r.env: _factory(env_id or r.env, config_args, overrides) for r in rollouts}
+    rollouts, env = recorded_in(file, ids)
+    factories = {r.env: _factory(env or EnvConfig(r.env), overrides) for r in rollouts}
     out = console(sys.stderr if as_json else None)
 
     async def work() -> "list[Replay]":
@@ -137,8 +138,8 @@ def replay(file: Path, ids: tuple[str, ...], provider: str, overrides: tuple[str
         click.get_current_context().exit(1)
 
 
-def recorded_in(file: Path, ids: tuple[str, ...]) -> "tuple[list[Rollout], Mapping[str, object], str | None]":
-    """The rollouts of a file or a run; of a run also the arguments and the id of its environment.
+def recorded_in(file: Path, ids: tuple[str, ...]) -> "tuple[list[Rollout], EnvConfig | None]":
+    """The rollouts of a file or a run; of a run also its environment.
 
     Raises:
         ConfigError: there is no such file, or none of these ids in it.
@@ -148,12 +149,10 @@ def recorded_in(file: Path, ids: tuple[str, ...]) -> "tuple[list[Rollout], Mappi
     from moonmill.rundir import RunDirectory
     from moonmill.types import Rollout
 
-    args: Mapping[str, object] = {}
-    env_id, log = None, file
+    env, log = None, file
     if file.is_dir():
         run = RunDirectory.open(file)
-        env = load_config(run.config).env
-        log, args, env_id = run.rollouts, env.args, env.id
+        log, env = run.rollouts, load_config(run.config).env
     elif not file.exists():
         raise ConfigError(f"there is no file {file}: give one of `moonmill envs record`, or a run's directory")
     known, found = [], []
@@ -166,16 +165,20 @@ def recorded_in(file: Path, ids: tuple[str, ...]) -> "tuple[list[Rollout], Mappi
         raise ConfigError(f"{log} has no rollout {missing[0]!r}; it has {len(known)}, such as {shown or 'none'}")
     if not found:
         raise ConfigError(f"{log} has no rollouts")
-    return found, args, env_id
+    return found, env
 
 
-def _factory(env_id: str, args: "Mapping[str, object]", overrides: tuple[str, ...]) -> "Callable[[], MultiTurnEnv]":
-    from functools import partial
+def _factory(env: "EnvConfig", overrides: tuple[str, ...]) -> "Callable[[], MultiTurnEnv]":
+    """What makes it, without the wrappers that keep files of their run and change nothing in an episode."""
+    from msgspec.structs import replace
 
     from moonmill.config_io import make_env_config
-    from moonmill.registry import make
+    from moonmill.envs.wrappers import factory_of
+    from moonmill.wrapper_config import CurriculumConfig, RecordConfig
 
-    return partial(make, env_id, **{**args, **make_env_config(env_id, overrides).args})
+    args = {**env.args, **make_env_config(env.id, overrides).args}
+    wrappers = tuple(w for w in env.wrappers if not isinstance(w, CurriculumConfig | RecordConfig))
+    return factory_of(replace(env, args=args, wrappers=wrappers))
 
 
 def _show(out: "Console", done: "Replay") -> None:

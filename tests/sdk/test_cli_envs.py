@@ -6,14 +6,20 @@ import sys
 import tomllib
 from pathlib import Path
 
+import anyio
 import pytest
 from click.testing import CliRunner, Result
 
+from moonmill.agents.runner import EpisodeRunner
+from moonmill.agents.scripted import RandomAgent
 from moonmill.cli.app import cli
 from moonmill.cli.new import names_of
 from moonmill.config import Config, EnvConfig, ModelConfig
 from moonmill.config_io import dump_config
+from moonmill.envs import Taskset
+from moonmill.envs.wrappers import factory_of
 from moonmill.errors import ConfigError
+from moonmill.wrapper_config import LimitsConfig, RecordConfig, ScaleRewardConfig
 
 EXPERT = "moonmill.envs.library.calculator:demonstrate"
 CLOCK = """
@@ -188,6 +194,24 @@ def test_a_runs_rollouts_are_replayed_with_its_arguments(here: Path) -> None:
     (folder / "config.yaml").write_text(dump_config(config))
     (here / "log.jsonl").rename(folder / "rollouts.jsonl")
     assert run("replay", "runs/x", "--rollout", "play-train-0").exit_code == 0
+
+
+def test_a_runs_rollouts_are_replayed_in_its_wrappers_and_its_files_are_left_alone(here: Path) -> None:
+    wrappers = (LimitsConfig(turns=1), ScaleRewardConfig(factor=0.5), RecordConfig(path="recorded.jsonl"))
+    config = Config(env=EnvConfig("calculator-v0", {"levels": [2]}, wrappers), model=ModelConfig("policy"))
+    factory = factory_of(config.env)
+    task = Taskset(factory, "train", 0).task(0)
+    anyio.run(lambda: EpisodeRunner("calculator-v0", factory, RandomAgent()).run(task, id="0", seed=0))
+    folder = here / "runs" / "x"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump_config(config))
+    played = (here / "recorded.jsonl").read_bytes()
+    (folder / "rollouts.jsonl").write_bytes(played)
+    assert run("replay", "runs/x").output.splitlines() == [
+        "0: as recorded, 1 turn",
+        "1 as recorded, 0 otherwise, 0 passed over",
+    ]
+    assert (here / "recorded.jsonl").read_bytes() == played
 
 
 @pytest.mark.parametrize(
