@@ -33,20 +33,25 @@ def numbered(env: "MultiTurnEnv", split: str) -> Iterator[Task]:
             split=task.split or split,
             seed=task.seed or derive_seed(env.taskset_seed, split, index),
         )
-        _check_encodable(env, complete)
-        yield complete
+        yield replace(complete, prompt=_as_read(env, complete).prompt)
 
 
-def _check_encodable(env: "MultiTurnEnv", task: Task) -> None:
-    """A task goes into the logs, and to the learner: what they cannot hold is told before it is played."""
+def _as_read(env: "MultiTurnEnv", task: Task) -> Task:
+    """What a log makes of a task: there, messages that are plain data are `Message`s.
+
+    A task goes into the logs, and to the learner: what they cannot hold is told before it is played.
+    """
+    where = f"{type(env).__name__}.tasks({task.split!r}): task {task.id}"
     try:
-        msgspec.json.encode(task)
+        line = msgspec.json.encode(task)
         msgspec.msgpack.encode(task)  # So it goes to the learner; it knows no number beyond 64 bits.
+        return msgspec.json.decode(line, type=Task)
+    except msgspec.ValidationError as e:
+        raise EnvCodeError(f"{where} is not as a Task should be: {e}") from e
     except (TypeError, ValueError, OverflowError) as e:
         raise EnvCodeError(
-            f"{type(env).__name__}.tasks({task.split!r}): task {task.id} cannot be written down: {e}. Its prompt, "
-            "answer and info may hold texts, numbers up to 64 bits, lists, dicts and msgspec.Structs; a large number "
-            "goes in as a text"
+            f"{where} cannot be written down: {e}. Its prompt, answer and info may hold texts, numbers up to 64 bits, "
+            "lists, dicts and msgspec.Structs; a large number goes in as a text"
         ) from e
 
 

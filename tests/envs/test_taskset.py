@@ -127,6 +127,31 @@ def test_something_else_than_a_task_is_an_error(value: Any) -> None:
         Taskset(Env, "train", 0).task(0)
 
 
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        (Task("x", level=2), r"`str`, got `int` - at `\$\.level`"),  # type: ignore[arg-type]
+        (Task("x", id=7), r"task 7 is not as a Task should be: .* `\$\.id`"),  # type: ignore[arg-type]
+        (Task((Message("bot", "x"),)), r"Invalid enum value 'bot' - at `\$\.prompt\[0\]\.role`"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_task_that_could_not_be_read_from_a_log_again_is_an_error(task: Task, told: str) -> None:
+    class Env(MultiTurnEnv):
+        def tasks(self, split: str) -> Iterator[Task]:
+            yield task
+
+    with pytest.raises(EnvCodeError, match=told):
+        Taskset(Env, "train", 0).task(0)
+
+
+def test_messages_of_a_prompt_may_be_plain_data() -> None:
+    class Env(MultiTurnEnv):
+        def tasks(self, split: str) -> Iterator[Task]:
+            yield Task([{"role": "user", "content": "x"}])  # type: ignore[arg-type]
+
+    assert Taskset(Env, "train", 0).task(0).prompt == (Message("user", "x"),)
+
+
 def test_tasks_that_forgets_to_yield_is_an_error() -> None:
     class Env(MultiTurnEnv):
         def tasks(self, split: str) -> Any:
