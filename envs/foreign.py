@@ -9,6 +9,7 @@ may score what was recorded.
 from abc import abstractmethod
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -54,7 +55,8 @@ class Outcome(Struct, frozen=True):
     """By name, for the log: `reward` is what is trained on."""
     metrics: dict[str, float] = {}
     messages: tuple[Message, ...] = ()
-    """The conversation, for people and `@reward` methods. Empty is the longest that was recorded."""
+    """The conversation, for people and `@reward` methods: messages, or dicts of what they have. Empty is the longest
+    that was recorded."""
     truncated: bool = False
     """A limit of the program's own ended it."""
     stop: StopReason | None = None
@@ -111,7 +113,12 @@ def play(env: ForeignEnv, env_id: str, model: Endpoint, seed: int) -> Outcome:
         return Outcome()
     if not isinstance(outcome, Outcome):
         raise EnvCodeError(f"{env_id}: play returned {outcome!r:.200}, but should return an Outcome, or None")
-    return outcome
+    logged = {"messages": outcome.messages, "stop": outcome.stop}
+    try:
+        read = msgspec.json.decode(msgspec.json.encode(logged), type=Outcome)
+    except (TypeError, ValueError) as e:
+        raise EnvCodeError(f"{env_id}: play returned an Outcome that no log can be read with: {e}") from e
+    return replace(outcome, messages=read.messages, stop=read.stop)
 
 
 def score_outcome(env: ForeignEnv, env_id: str, rollout: Rollout, outcome: Outcome) -> Rollout:

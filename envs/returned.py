@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
+import msgspec
 from msgspec.structs import replace
 
 from moonmill.errors import EnvCodeError, RewardError
@@ -41,7 +42,7 @@ def as_observation(where: str, observation: Any) -> tuple[Message, ...]:
         EnvCodeError: it is something else.
     """
     if isinstance(observation, tuple | list) and all(isinstance(m, Message) for m in observation):
-        return tuple(replace(m, content=encodable(m.content)) for m in observation)
+        return tuple(_loggable(where, message) for message in observation)
     if isinstance(observation, Message):
         return as_observation(where, (observation,))
     if observation is None or observation == "":
@@ -52,6 +53,15 @@ def as_observation(where: str, observation: Any) -> tuple[Message, ...]:
         f"{where} returned the observation {observation!r:.200}, but an observation is a text, a Message, a sequence "
         "of Messages or None"
     )
+
+
+def _loggable(where: str, message: Message) -> Message:
+    """The message, if a log that has it can be read again."""
+    try:
+        said = replace(message, content=encodable(message.content))
+        return msgspec.convert(msgspec.to_builtins(said), Message)
+    except (TypeError, ValueError) as e:
+        raise EnvCodeError(f"{where} returned {message!r:.200}, which is not as a Message should be: {e}") from e
 
 
 def encodable(text: str) -> str:

@@ -431,6 +431,8 @@ async def test_what_cannot_be_served_is_explained(body: dict[str, Any], named: s
         (Outcome(reward=float("nan")), "the outcome's reward"),
         (Outcome(reward=1.0, rewards={"style": 1e9}), "the outcome's 'style'"),
         ("1.0", "play returned '1.0', but should return an Outcome"),
+        (Outcome(reward=1.0, stop="bored"), "Invalid enum value 'bored' - at `$.stop`"),  # type: ignore[arg-type]
+        (Outcome(reward=1.0, messages=({"role": "bot"},)), "'bot' - at `$.messages[0].role`"),  # type: ignore[arg-type]
     ],
 )
 async def test_an_outcome_that_is_none_fails(outcome: Any, said: str) -> None:
@@ -441,6 +443,14 @@ async def test_an_outcome_that_is_none_fails(outcome: Any, said: str) -> None:
     rollout = await run(program, ScriptedAgent(slow))
     assert (rollout.status, rollout.reward) == (Status.FAILED, None)
     assert said in (rollout.error or "")
+
+
+async def test_the_messages_of_an_outcome_may_be_plain_data() -> None:
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        await converse(client, asking())
+        return Outcome(reward=1.0, messages=({"role": "assistant", "content": "done"},))  # type: ignore[arg-type]
+
+    assert (await run(program, ScriptedAgent(slow))).messages == (Message("assistant", "done"),)
 
 
 PROGRAM = """

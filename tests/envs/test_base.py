@@ -10,6 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from moonmill import Message, MoonmillError, MultiTurnEnv, Rollout, Task, ToolCall, ToolFault, reward, stop, tool
+from moonmill.envs.returned import as_observation
 from moonmill.errors import EnvCodeError, EpisodeOverError, RewardError, ToolDefinitionError
 from moonmill.sandboxes import ExecResult
 from tests.envs.parts import TASK, OneTask, call, says
@@ -613,6 +614,19 @@ def test_a_super_step_that_is_not_awaited_is_told_so() -> None:
 
     with pytest.raises(EnvCodeError, match=r"await super\(\)\.step\(action\)"):
         begun(Env()).step("x")
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (Message("bot", "x"), r"Invalid enum value 'bot' - at `\$\.role`"),  # type: ignore[arg-type]
+        (Message("user", "x", name=5), r"got `int` - at `\$\.name`"),  # type: ignore[arg-type]
+        (Message("user", None), "NoneType"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_message_that_could_not_be_read_from_a_log_again_is_refused(message: Message, told: str) -> None:
+    with pytest.raises(EnvCodeError, match=rf"step returned Message\(.* not as a Message should be: .*{told}"):
+        as_observation("step", message)
 
 
 @pytest.mark.parametrize("observation", [5, [1], {"role": "user"}])
