@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from statistics import fmean
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -179,5 +180,13 @@ def _cost(usage: Usage | None, prices: Prices | None) -> float | None:
 
 
 def _digest(task: Task) -> str:
-    """Of all but the seed: a problem that comes again has another."""
-    return hashlib.blake2b(msgspec.json.encode(replace(task, seed=0)), digest_size=8).hexdigest()
+    """Of all but the seed: a problem that comes again has another. Nor does the order of a list count: a set has another
+    in each process, and is a list in the log."""
+    plain = msgspec.json.decode(msgspec.json.encode(replace(task, seed=0)))
+    return hashlib.blake2b(msgspec.json.encode(_unordered(plain)), digest_size=8).hexdigest()
+
+
+def _unordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unordered(value[key]) for key in sorted(value)}
+    return sorted(map(_unordered, value), key=msgspec.json.encode) if isinstance(value, list) else value

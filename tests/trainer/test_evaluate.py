@@ -80,6 +80,16 @@ def test_several_samples_of_a_task_make_the_interval_no_narrower_than_their_task
     assert often.high - often.low > 0.9 * (once.high - once.low)
 
 
+def test_an_answer_whose_set_has_another_order_in_each_process_is_one_task() -> None:
+    orders = (["ja", "yes"], ["yes", "ja"], {"yes", "ja"})
+    rollouts = [
+        msgspec.structs.replace(rollout(reward=0.0), task=Task("?", {"any": order}, id="a")) for order in orders
+    ]
+    result = summed_up([*rollouts, *sampled("b", 1.0)])
+    assert (result.success, len({outcome_of(r).problem for r in rollouts})) == (1 / 2, 1)
+    assert outcome_of(rollouts[0]).problem != outcome_of(sampled("b", 1.0)[0]).problem
+
+
 def test_levels_have_the_same_figures() -> None:
     result = summed_up([*sampled("a", 1.0, 0.0, level="easy"), *sampled("b", 0.0, 0.0, level="hard")])
     assert {level: (f.samples, f.success) for level, f in result.by_level.items()} == {
