@@ -74,7 +74,7 @@ class EvalFolder:
     """An evaluation's log, open for its one writer."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path.absolute()  # what is played may change the working directory
         self.outcomes = read_outcomes(path)
         """By their index."""
         self._log = JsonlWriter(path / "rollouts.jsonl")

@@ -93,6 +93,16 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_a_tool_that_changes_the_working_directory_takes_no_figures_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with evaluating(Path("eval"), ALONE) as folder:
+        monkeypatch.chdir("/")
+        folder.finish([])
+    assert (tmp_path / "eval" / "results.json").read_text() == "[]\n"
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(RunDirectoryError, match="holds something else"), evaluating(tmp_path, ALONE):
