@@ -60,12 +60,16 @@ def read_jsonl(path: Path, type: type[T]) -> Iterator[T]:
     """The records of `path`, none where the file is missing.
 
     Raises:
-        RunDirectoryError: a line other than a torn last one is not a `type`.
+        RunDirectoryError: it cannot be read, or a line other than a torn last one is not a `type`.
     """
-    if not path.exists():
-        return
     decoder = msgspec.json.Decoder(type)
-    with open(path, "rb") as file:
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        raise RunDirectoryError(f"{path} cannot be read: {e.strerror}") from e
+    with file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return

@@ -81,6 +81,11 @@ def test_a_path_that_cannot_be_written_is_a_clear_error(tmp_path):
         JsonlWriter(tmp_path / "no" / "log")
 
 
+def test_a_path_that_cannot_be_read_is_a_clear_error(tmp_path):
+    with pytest.raises(RunDirectoryError, match="cannot be read: Is a directory"):
+        list(read_jsonl(tmp_path, Line))
+
+
 def test_a_writer_killed_at_any_moment_leaves_whole_lines(tmp_path):
     path = tmp_path / "log"
     script = (
