@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
-from moonmill.cli.options import json_option, set_option
+from moonmill.cli.options import NonNegative, json_option, set_option
 from moonmill.cli.results import Command
 from moonmill.errors import ConfigError
 
@@ -35,13 +35,13 @@ _TASKS = 200
 @click.option(
     "--temperature",
     "temperatures",
-    type=click.FloatRange(min=0),
+    type=NonNegative(),
     multiple=True,
     help="0 is greedy. May be repeated.",
 )
 @click.option(
     "--prices",
-    type=(click.FloatRange(min=0), click.FloatRange(min=0)),
+    type=(NonNegative(), NonNegative()),
     metavar="PROMPT COMPLETION",
     help="Of a million tokens of either kind, to tell the cost.",
 )

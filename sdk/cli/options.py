@@ -1,11 +1,25 @@
-"""Options that several commands share."""
+"""Options that several commands share, and types of their values."""
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class NonNegative(click.FloatRange):
+    """A finite number of at least 0: click's own ranges let NaN and infinity through."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
 
 
 def set_option(function: F) -> F:

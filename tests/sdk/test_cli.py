@@ -133,6 +133,8 @@ def test_the_version():
         ("train --stps 3 x.yaml", "No such option"),
         ("eval calculator-v0 --samples 0 --model .", "0 is not in the range x>=1"),
         ("eval calculator-v0 --temperature -1 --model .", "-1.0 is not in the range x>=0"),
+        ("eval calculator-v0 --temperature nan --model .", "nan is no finite number"),
+        ("eval calculator-v0 --prices 1 inf --model .", "inf is no finite number"),
         ("eval calculator-v0 --model nowhere", "error: nowhere is no folder: give the folder of a model or of a run"),
         (
             "eval calculator-v0",
