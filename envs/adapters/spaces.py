@@ -69,10 +69,13 @@ class ActionSpace:
             array = np.asarray(values, dtype=np.float64).reshape(self.space.shape or ())
         except (ValueError, TypeError, OverflowError):
             return None
-        whole = np.issubdtype(self.space.dtype, np.integer)
-        if not np.isfinite(array).all() or (whole and (array != np.round(array)).any()):
+        if not np.isfinite(array).all():
             return None
-        return array.astype(self.space.dtype)
+        with np.errstate(invalid="ignore", over="ignore"):
+            action = array.astype(self.space.dtype)
+        # A whole number that the type does not have comes out as another, which may well be an action.
+        is_another = np.issubdtype(self.space.dtype, np.integer) and (action != array).any()
+        return None if is_another else action
 
     def _words(self) -> str:
         match self.space:
