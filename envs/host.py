@@ -115,8 +115,9 @@ class EnvHost:
         """Give the model's message to the environment."""
         self._env.finish_reason = finish_reason
         messages, reward, terminated, truncated, _ = await self._guarded("step", partial(self._env.step, message))
-        with blaming(self.env_id, "step"):
-            reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self._limits.reward_bounds)
+        if reward:  # A turn that earns nothing is within all bounds.
+            with blaming(self.env_id, "step"):
+                reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self._limits.reward_bounds)
         return StepResult(messages, reward, terminated, truncated)
 
     async def play(self, model: Endpoint, seed: int) -> Outcome:

@@ -95,7 +95,8 @@ class GymnasiumEnv(gymnasium.Env[str, str]):
         """
         message = as_message(action, turn=len(self._rewards))
         messages, reward, terminated, truncated, info = self.env.step(message)
-        reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self.env.reward_bounds)
+        if reward:  # A turn that earns nothing is within all bounds.
+            reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self.env.reward_bounds)
         self._rewards.append(reward)
         if terminated or truncated:
             scored = score(self.env, self.env_id, self._rollout(message, terminated))

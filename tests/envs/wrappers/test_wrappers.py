@@ -1,6 +1,7 @@
 """What holds for every wrapper, and what each of them changes."""
 
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from moonmill import Message, MultiTurnEnv, Rollout, Status, StopReason, Task, Taskset, metric, reward, stop, tool
 from moonmill.agents.runner import EpisodeRunner
@@ -210,6 +212,31 @@ def test_clipping_clips_every_reward_by_itself() -> None:
     rollout = play(shaped(ClipReward, low=-1, high=2.5), *buys(2, 3, -4), "done")
     assert rollout.turn_rewards == (2.0, 2.5, -1.0, 0.0)
     assert rollout.reward == 3.5 + 2 * 2.5
+
+
+def test_a_turn_that_earns_nothing_is_within_bounds_without_0() -> None:
+    rollout = play(shaped(ClipReward, low=1, high=4), *buys(2, 6, -4), "done")
+    assert rollout.turn_rewards == (2.0, 4.0, 1.0, 0.0)
+    assert rollout.reward == 7 + 2 * 4.0
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda rollout: replace(rollout, reward=math.nan), "scored, as the reward, returned nan"),
+        (lambda rollout: replace(rollout, reward=1e300), r"as the reward, returned 1e\+300"),
+        (lambda rollout: replace(rollout, metrics={"cost": "much"}), "for 'cost', returned 'much'"),
+        (lambda rollout: None, r"Odd\.scored returned None, but should return the rollout"),
+    ],
+)
+def test_what_a_wrapper_makes_of_a_rollout_is_looked_at(made: Callable[[Rollout], Any], told: str) -> None:
+    class Odd(Wrapper):
+        def scored(self, rollout: Rollout) -> Any:
+            return made(rollout)
+
+    rollout = play(shaped(Odd), "done")
+    assert (rollout.status, rollout.reward) == (Status.FAILED, None)
+    assert re.search(told, rollout.error or "")
 
 
 def test_shaping_takes_place_from_the_inside_out() -> None:
