@@ -20,7 +20,7 @@ from moonmill.types import Rollout, Status, StopReason
 def score(env: MultiTurnEnv, env_id: str, rollout: Rollout) -> Rollout:
     """`rollout` with rewards, metrics and reward filled in; `failed`, with what there is, where a value is unusable."""
     if isinstance(env, Wrapper):
-        return env.scored(score(env.env, env_id, rollout))
+        return _sound(f"{env_id}: {type(env).__name__}.scored", env.scored(score(env.env, env_id, rollout)))
     rewards: dict[str, float] = {}
     metrics: dict[str, float] = {}
     unscored: list[str] = []
@@ -52,6 +52,24 @@ def score(env: MultiTurnEnv, env_id: str, rollout: Rollout) -> Rollout:
     if unscored:
         return replace(rollout, rewards=rewards, metrics=metrics, error=f"{env_id}: {', '.join(unscored)}")
     return replace(rollout, reward=total, rewards=rewards, metrics=metrics)
+
+
+def _sound(where: str, rollout: object) -> Rollout:
+    """What a wrapper has made of a rollout, with finite numbers.
+
+    Raises:
+        EnvCodeError: it is no rollout, or has others.
+    """
+    if not isinstance(rollout, Rollout):
+        raise EnvCodeError(f"{where} returned {rollout!r:.200}, but should return the rollout")
+    rewards, metrics = (
+        {name: as_number(f"{where}, for {name!r},", value, UNBOUNDED) for name, value in numbers.items()}
+        for numbers in (rollout.rewards, rollout.metrics)
+    )
+    reward = (
+        rollout.reward if rollout.reward is None else as_number(f"{where}, as the reward,", rollout.reward, UNBOUNDED)
+    )
+    return replace(rollout, reward=reward, rewards=rewards, metrics=metrics)
 
 
 def _ask(env: MultiTurnEnv, env_id: str, what: str, method: str, rollout: Rollout) -> Any:
