@@ -169,4 +169,4 @@ def _text(value: Any, name: str) -> str:
 
 
 def _level(value: Any) -> str:
-    return str(value).removeprefix("Level").strip()
+    return "" if value is None else str(value).removeprefix("Level").strip()

@@ -172,6 +172,7 @@ def test_a_benchmark_is_not_trained_on() -> None:
 @pytest.mark.parametrize(
     ("record", "text", "answer", "level"),
     [
+        (MATH | {"level": None}, MATH["problem"], r"\frac{1}{2}", ""),
         (GSM8K, "What is 9 + 9?", "18", ""),
         (MATH, "Halve one.", r"\frac{1}{2}", "3"),
         ({**MATH, "answer": "0.5", "level": 5}, "Halve one.", "0.5", "5"),
