@@ -180,8 +180,8 @@ def _cost(usage: Usage | None, prices: Prices | None) -> float | None:
 
 
 def _digest(task: Task) -> str:
-    """Of all but the seed: a problem that comes again has another. Nor does the order of a list count: a set has another
-    in each process, and is a list in the log."""
+    """Of all but the seed: a problem that comes again has another. Nor does the order of a list count: that of a set
+    differs from process to process, and in the log it is a list."""
     plain = msgspec.json.decode(msgspec.json.encode(replace(task, seed=0)))
     return hashlib.blake2b(msgspec.json.encode(_unordered(plain)), digest_size=8).hexdigest()
 

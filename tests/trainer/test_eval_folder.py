@@ -79,9 +79,9 @@ def test_what_is_put_around_an_environment_is_a_setting(tmp_path: Path) -> None:
     for _ in range(2):  # the second time it goes on
         with evaluating(tmp_path / "eval", settings(0.5)) as folder:
             folder.keep(rollout(0, "a", 1.0))
-    with pytest.raises(RunDirectoryError, match=r"wrappers\.calculator-v0: .*0\.5.* then, .*0\.25.* now"):
-        with evaluating(tmp_path / "eval", settings(0.25)):
-            pass
+    told = r"wrappers\.calculator-v0: .*0\.5.* then, .*0\.25.* now"
+    with pytest.raises(RunDirectoryError, match=told), evaluating(tmp_path / "eval", settings(0.25)):
+        pass
 
 
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
