@@ -42,6 +42,7 @@ class Publisher:
         self.step = step
         self._notify = notify
         self._target = target
+        self._offered = step
         self._next: tuple[int, int, Path, float | None] | None = None
         self._changed = False
         self._wake = anyio.Event()
@@ -49,10 +50,12 @@ class Publisher:
     def offer(
         self, step: int, version: int, weights: Path | None, *, changed: bool, probe: float | None = None
     ) -> None:
-        """New weights to hand over. A step that made no version (`weights` is None) counts as published at once.
+        """New weights to hand over. A step that made no version (`weights` is None) counts as published with the
+        version before it: at once, where that is in use.
 
         Where there was nothing to learn, weights are not `changed`. The learner answers the probe with `probe`.
         """
+        self._offered = step
         if weights is None:
             if self._next is None:
                 self._advance(step)
@@ -71,7 +74,7 @@ class Publisher:
                 changed, self._changed = self._changed, False
                 await self._target.publish(version, weights, changed=changed, probe=probe)
                 if self._next == offered:
-                    self._next = None
+                    self._next, step = None, self._offered
                 self._advance(step)
 
     def _advance(self, step: int) -> None:
