@@ -48,6 +48,11 @@ class Recovery(Struct, frozen=True):
     fall_backs: tuple[StepRecord, ...] = ()
     """All that only went back to an earlier step."""
 
+    @property
+    def batches(self) -> int:
+        """Batches that were consumed: to go back takes none."""
+        return self.step - len(self.fall_backs)
+
 
 class Ledger:
     """Writes the logs of one run; the only writer."""

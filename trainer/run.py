@@ -203,7 +203,7 @@ class _Run:
         log: Iterable[Rollout] = recovery.pending
         if self.buffer.filters.remembers:
             log = read_jsonl(self.run.rollouts, Rollout)
-        consumed = recovery.step * self.config.learner.batch_rollouts
+        consumed = recovery.batches * self.config.learner.batch_rollouts
         self.buffer.restore(log, {rollout.id for rollout in recovery.pending}, consumed)
 
     def _agent(self, client: InferenceClient, temperature: float) -> PolicyAgent:

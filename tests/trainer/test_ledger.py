@@ -129,6 +129,7 @@ def test_steps_that_were_gone_back_behind_are_not_done_again_but_stay_consumed(r
     assert (recovery.step, recovery.version) == (6, 6)
     assert [r.id for r in recovery.pending] == [names[5]]
     assert [r.rolled_back_to for r in recovery.fall_backs] == [2]
+    assert recovery.batches == 5
     # A second one goes back behind the first: that is given up too.
     ledger.step(StepRecord(7, 7, rolled_back_to=1, lr_scale=0.25))
     assert [record.step for record, _ in ledger.steps_after(0)] == [1, 7]
