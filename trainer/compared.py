@@ -88,7 +88,8 @@ def figures_of(arm: str, seed: int, path: Path) -> RunFigures:
     except RunDirectoryError:
         return RunFigures(arm, seed, str(path), "missing")
     told = read_events(run)
-    steps = [s for s in read_jsonl(run.steps, StepRecord) if s.step is not None]
+    # A step that only goes back, after an alarm, trains on nothing: it has no reward, which is not one of 0.
+    steps = [s for s in read_jsonl(run.steps, StepRecord) if s.consumed]
     if not steps:
         return RunFigures(arm, seed, str(path), told.status)
     figures = {

@@ -83,6 +83,9 @@ def _draw(axis: "Axes", records: Sequence["StepRecord"], name: str, *, label: st
 
 
 def _value(record: "StepRecord", name: str) -> float | None:
+    """None where it was not measured: nothing is, in a step that only goes back after an alarm."""
+    if not record.consumed:
+        return None
     if name == "staleness":
         return sum(record.staleness) / len(record.staleness) if record.staleness else None
     if name in ("reward", "tool_fault_share"):

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from moonmill.cli.app import cli
+from moonmill.cli.plot import _PANELS, _value
 from moonmill.config import Config, EnvConfig, ModelConfig
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.ledger import Ledger
@@ -38,6 +39,11 @@ def test_curves_are_drawn_over_steps_of_which_several_may_have_one_version(run: 
     drawing = out.read_text()
     assert drawing.count("<!-- learner step -->") == 6
     assert "<!-- version -->" not in drawing
+
+
+def test_a_step_that_goes_back_has_no_place_on_the_curves() -> None:
+    back = StepRecord(9, 6, rolled_back_to=4)
+    assert {name: _value(back, name) for name in _PANELS.values()} == dict.fromkeys(_PANELS.values())
 
 
 def texts_of(run: Path, out: Path) -> list[str]:

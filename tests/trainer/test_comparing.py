@@ -140,6 +140,18 @@ def test_what_a_run_came_to(tmp_path: Path) -> None:
     assert figures([-0.2] * 10 + [-0.31] * 10)["collapsed"]
 
 
+def test_a_run_that_fell_back_has_no_reward_of_0_where_it_did(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", load(()))
+    with closing(JsonlWriter(run.steps)) as log:
+        log.append(StepRecord(1, 1, ("a",), reward=0.5))
+        log.append(StepRecord(2, 2, ("b",), reward=0.4))
+        log.append(StepRecord(3, 3, rolled_back_to=1))
+    found = figures_of("arm", 0, run.path)
+    assert found.curve.reward == (0.5, 0.4)
+    assert found.figures["reward at the end"] == 0.4
+    assert not found.figures["collapsed"]
+
+
 def test_an_arms_figures_are_those_of_its_finished_runs() -> None:
     def run(arm: str, seed: int, status: str, reward: float) -> RunFigures:
         return RunFigures(arm, seed, "", status, {"reward": reward}, {"tools": 2 * reward})
