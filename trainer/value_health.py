@@ -12,14 +12,20 @@ from torch import Tensor
 from moonmill.trainer.explained import Variance
 
 _BINS = 10
+_ROUNDING = 2 * torch.finfo(torch.float32).eps
+"""Share of values and targets together by which equal targets may differ: they are made of float32 advantages and
+values."""
 _MOST_TURNS = 8
 """Turns whose bias is told; what comes later is rare, and noise."""
 
 
 def variance_of(values: Tensor, targets: Tensor) -> Variance:
-    """Var(targets − values) and Var(targets), of `[action tokens]`."""
+    """Var(targets − values) and Var(targets), of `[action tokens]`; the latter is 0 where rounding is all there is."""
     values, targets = values.double(), targets.double()
-    return Variance(float((targets - values).var(correction=0)), float(targets.var(correction=0)))
+    alike = targets.max() - targets.min() <= _ROUNDING * (values.abs().max() + targets.abs().max())
+    return Variance(
+        float((targets - values).var(correction=0)), 0.0 if alike else float(targets.var(correction=0))
+    )
 
 
 def bias_by_turn(values: Tensor, targets: Tensor, turns: Tensor) -> dict[int, float]:

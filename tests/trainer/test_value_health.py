@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from moonmill.trainer.algorithms.gae import skip_observation_gae
 from moonmill.trainer.explained import Variance, explained_variance
 from moonmill.trainer.value_health import bias_by_turn, calibration_error, turns_of, variance_of
 
@@ -19,6 +20,22 @@ def test_explained_variance_by_hand():
 def test_a_constant_critic_explains_nothing_and_a_constant_target_cannot_be_explained():
     assert explained_variance([variance_of(torch.ones(4), torch.arange(4.0))]) == 0
     assert math.isnan(explained_variance([variance_of(torch.arange(4.0), torch.ones(4))]))
+
+
+@pytest.mark.parametrize("reward", [1.0, 0.7, -1.0, 0.0, 1e4])
+@pytest.mark.parametrize("value", [0.1, 0.6, -3.0])
+def test_equal_returns_are_equal_though_float32_has_rounded_them(reward: float, value: float):
+    """Else the critic of a policy that always succeeds would seem to know trillions of times less than nothing."""
+    values = torch.randn(64, generator=torch.Generator().manual_seed(0)) * 0.05 + value
+    advantages = skip_observation_gae(
+        values, torch.tensor([0.0, 0.0, 0.0, reward] * 16), [4] * 16, gamma=1.0, lam=torch.ones(16)
+    )
+    variance = variance_of(values, advantages + values)
+    assert variance.all == 0.0
+    assert variance.left == pytest.approx(0.0025, rel=0.3)
+    assert math.isnan(explained_variance([variance]))
+    # One that is really another shows.
+    assert variance_of(values, advantages + values + torch.eye(64)[0] * 1e-2).all > 0
 
 
 def test_over_several_steps_one_whose_targets_hardly_vary_counts_for_little():
