@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from moonmill.ranges import Count, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Schedule
+from moonmill.ranges import BelowOne, Count, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Schedule
 
 
 class GaeConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="gae", tag_field="type"):
@@ -145,7 +145,7 @@ class IcepopConfig(Struct, frozen=True, forbid_unknown_fields=True, tag="icepop"
 
     level: Literal["token", "sequence"] = "token"
     """Whose ratio: each token's own, or for all tokens of a rollout the product of theirs."""
-    low: Annotated[float, Meta(ge=0, lt=1)] = 0.5
+    low: BelowOne = 0.5
     """What is below is dropped,"""
     high: Annotated[float, Meta(gt=1)] = 5.0
     """and what is above."""

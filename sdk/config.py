@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, field
 
 from moonmill.alarm_config import AlarmsConfig
 from moonmill.algorithm_config import AlgorithmConfig
-from moonmill.ranges import Count, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Schedule
+from moonmill.ranges import BelowOne, Count, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Schedule
 from moonmill.types import Sampling
 from moonmill.wrapper_config import WrapperConfig
 
@@ -180,7 +180,7 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     schedule: Schedule = "constant"
     """What becomes of `lr` after them, over the rest of `train.steps`: it stays, or falls to 0 in a straight line or
     half a cosine. Where it falls, `train.steps` must stay what it is on `--resume`."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
     """Of AdamW, the optimizer of policy and critic."""
     weight_decay: NonNegativeFloat = 0.0
     """Of AdamW."""

@@ -73,7 +73,7 @@ def test_every_kind_of_value_is_read(write):
               objective: {type: ppo_clip, high: 0.28}
               critic: null
             async: {max_staleness: 0, window: 7, on_new_version: finish}
-            learner: {lr: 1e-6, betas: [0.9, 1], weight_decay: 0}
+            learner: {lr: 1e-6, betas: [0, 0.9], weight_decay: 0}
             eval: {temperatures: [1, 0.5]}
             """
         )
@@ -82,7 +82,7 @@ def test_every_kind_of_value_is_read(write):
     assert config.algorithm.advantage == GroupZscoreConfig(group_size=4)
     assert config.algorithm.objective == PpoClipConfig(high=0.28)
     assert config.async_ == AsyncConfig(max_staleness=0, window=7, on_new_version="finish")
-    assert config.learner == LearnerConfig(lr=1e-6, betas=(0.9, 1.0))
+    assert config.learner == LearnerConfig(lr=1e-6, betas=(0.0, 0.9))
     assert config.eval.temperatures == (1.0, 0.5)
     assert (config.name, config.run_dir) == ("fixed", "elsewhere")
 
@@ -186,8 +186,8 @@ def test_an_unknown_key_is_reported_with_its_path_value_neighbour_and_line(write
         ("learner: {lr: 0}", "expected a number above 0, got 0"),
         ("learner: {lr: .nan}", "expected a number above 0, got NaN"),
         ("learner: {max_grad_norm: .inf}", "expected a number above 0, got Infinity"),
-        ("learner: {betas: [0.9]}", "expected a list of 2: a number from 0 to 1; a number from 0 to 1, got [0.9]"),
-        ("learner: {betas: [0.9, 2]}", "learner.betas[1]: expected a number from 0 to 1, got 2"),
+        ("learner: {betas: [0.9]}", "expected a list of 2: a number of at least 0 and below 1; a number of at least"),
+        ("learner: {betas: [0.9, 1]}", "learner.betas[1]: expected a number of at least 0 and below 1, got 1"),
         ("eval: {temperatures: 1}", "expected a list, each item a number of at least 0, got 1"),
         ("sampling: {top_p: 0}", "expected a number above 0 and of at most 1, got 0"),
         ("algorithm: {preset: soa}", "'rloo' or 'sao', got 'soa', did you mean `sao`?"),
