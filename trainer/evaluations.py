@@ -13,8 +13,9 @@ import anyio.to_thread
 from moonmill.agents.client import InferenceClient
 from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.runner import EnvFactory, EpisodeRunner
+from moonmill.blame import own_error
 from moonmill.config import Config
-from moonmill.errors import RunError
+from moonmill.errors import EnvCodeError, RunError
 from moonmill.reporting import Reporter
 from moonmill.trainer.engine_host import EngineHost
 from moonmill.trainer.evaluate import play
@@ -60,8 +61,11 @@ class Evaluations:
         """Evaluate the version in use while training goes on, whatever comes of it."""
         try:
             await self._evaluate(engine, "", self._config.eval.max_concurrent)
-        except RunError as e:
-            text = f"an evaluation came to nothing: {e}"
+        except Exception as e:
+            error = own_error(e)
+            if not isinstance(error, RunError | EnvCodeError):
+                raise
+            text = f"an evaluation came to nothing: {error}"
             self._ledger.event("warning", text=text)
             self._reporter.warn(text)
 
