@@ -89,7 +89,8 @@ class Ledger:
         """Read the logs. A run that has just begun gives a recovery with nothing in it.
 
         Raises:
-            RunDirectoryError: they cannot be read, or know no step where checkpoints of later steps stand.
+            RunDirectoryError: they cannot be read, know no step where checkpoints of later steps stand, or no rollout
+                where steps name it.
         """
         step = version = alone = 0
         ready = False
@@ -113,10 +114,18 @@ class Ledger:
             )
         pending: list[Rollout] = []
         seen: set[int] = set()
+        missing = set(gone)
         for rollout in read_jsonl(self.run.rollouts, Rollout):
             seen.add(rollout.index)
+            missing.discard(rollout.id)
             if rollout.id not in gone:
                 pending.append(rollout)
+        if missing:
+            raise RunDirectoryError(
+                f"{self.run.steps} names {len(missing):,} rollouts that {self.run.rollouts} does not have, the first of "
+                f"them {min(missing)}: to go on would play and train on them again. Bring the whole rollouts.jsonl "
+                "back, or start a new run from what `moonmill export` makes of this one"
+            )
         next_index = max(seen, default=-1) + 1
         holes = tuple(sorted(set(range(next_index)) - seen))
         return Recovery(

@@ -62,6 +62,14 @@ def test_lost_logs_do_not_cost_the_checkpoints(run: RunDirectory) -> None:
     assert path.exists()
 
 
+def test_episodes_that_were_trained_on_are_not_played_again_where_the_log_has_lost_them(run: RunDirectory) -> None:
+    ledger = written(run, [0, 1, 2], [StepRecord(1, 1, ("00000000",), (Drop("00000001", "stale"),))])
+    lines = run.rollouts.read_bytes().splitlines(keepends=True)
+    run.rollouts.write_bytes(lines[2])
+    with pytest.raises(RunDirectoryError, match=r"names 2 rollouts that .*rollouts\.jsonl does not have, .* 00000000: "):
+        ledger.recover()
+
+
 def test_a_torn_last_line_is_cut_off_and_its_episode_played_again(run: RunDirectory) -> None:
     written(run, [0, 1], []).close()
     whole = run.rollouts.read_bytes()

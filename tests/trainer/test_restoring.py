@@ -27,7 +27,7 @@ def test_to_go_back_takes_no_batch(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "run", config)
     ledger = Ledger(directory)
     for step in (1, 2):
-        ledger.step(StepRecord(step, step, tuple(f"{8 * step + i:08d}" for i in range(-8, 0))))
+        ledger.step(StepRecord(step, step))
     ledger.step(StepRecord(3, 3, rolled_back_to=1))
     recovery = ledger.recover()
     run = _Run(config, directory, ledger, Nobody(), Length.of(config))

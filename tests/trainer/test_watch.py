@@ -165,6 +165,7 @@ async def test_rollouts_from_behind_a_fall_back_are_dropped_with_the_reason(begi
     await run.go(25)
     waiting, running = run.rollouts(100)[:2]
     for rollout in (waiting, running):
+        run.ledger.rollout(rollout)
         run.buffer.admit(rollout.index)
     run.buffer.add(waiting)
     await run.go(27, bad=lambda step: step == 26)
