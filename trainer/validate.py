@@ -173,6 +173,10 @@ def _evaluation(config: Config) -> str:
         )
     if not tasks:
         return "none"
+    if not config.eval.temperatures:
+        raise ConfigError(
+            "eval.temperatures: [] plays no task at all: give one, such as 0 for greedy, or set eval.tasks to 0"
+        )
     temperatures = ", ".join(f"{t:g}" for t in config.eval.temperatures)
     return f"{tasks} tasks{f', each {samples} times,' * (samples > 1)} at temperature {temperatures}"
 

@@ -242,6 +242,11 @@ def test_samples_of_no_task_are_told(config: Config) -> None:
     assert found(asked)["evaluation"].detail == "8 tasks, each 4 times, at temperature 1, 0"
 
 
+def test_an_evaluation_that_plays_nothing_is_told(config: Config) -> None:
+    detail = found(replace(config, eval=EvalConfig(tasks=5, temperatures=())))["evaluation"].detail
+    assert detail.startswith("eval.temperatures: [] plays no task at all")
+
+
 def test_what_is_trained_is_told(config: Config) -> None:
     assert found(config)["adapter"].detail == "none: all weights are trained"
     lora = LoraConfig(r=8, alpha=16, target_modules=("q_proj", "v_proj"))
