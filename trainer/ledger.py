@@ -122,8 +122,8 @@ class Ledger:
                 pending.append(rollout)
         if missing:
             raise RunDirectoryError(
-                f"{self.run.steps} names {len(missing):,} rollouts that {self.run.rollouts} does not have, the first of "
-                f"them {min(missing)}: to go on would play and train on them again. Bring the whole rollouts.jsonl "
+                f"{self.run.steps} names {len(missing):,} rollouts that {self.run.rollouts} does not have, the first "
+                f"{min(missing)}: to go on would play and train on them again. Bring the whole rollouts.jsonl "
                 "back, or start a new run from what `moonmill export` makes of this one"
             )
         next_index = max(seen, default=-1) + 1

@@ -66,7 +66,7 @@ def test_episodes_that_were_trained_on_are_not_played_again_where_the_log_has_lo
     ledger = written(run, [0, 1, 2], [StepRecord(1, 1, ("00000000",), (Drop("00000001", "stale"),))])
     lines = run.rollouts.read_bytes().splitlines(keepends=True)
     run.rollouts.write_bytes(lines[2])
-    with pytest.raises(RunDirectoryError, match=r"names 2 rollouts that .*rollouts\.jsonl does not have, .* 00000000: "):
+    with pytest.raises(RunDirectoryError, match=r"names 2 rollouts that .*rollouts\.jsonl does not have, .*00000000: "):
         ledger.recover()
 
 
