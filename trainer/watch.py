@@ -117,6 +117,8 @@ class Watch:
             await self.checkpoint(step)
         if not due or self._config.on_alarm == "warn":
             return None
+        if self._config.on_alarm == "fall_back" and not version:  # The policy is what it was: all of it is told.
+            return None
         if self._config.on_alarm == "stop":
             await self.checkpoint(step)
             raise RunError(f"alarm {due[0].name}: {due[0].text}. It stops here (alarms.on_alarm: stop): {_GO_ON}")

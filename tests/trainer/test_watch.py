@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
 
 from moonmill.alarm_config import AlarmsConfig
-from moonmill.algorithm_config import AlgorithmConfig, GroupZscoreConfig
+from moonmill.algorithm_config import AlgorithmConfig, CriticConfig, GroupZscoreConfig
 from moonmill.config import Config, LoraConfig
 from moonmill.errors import RunError
 from moonmill.jsonl import read_jsonl
@@ -16,7 +17,7 @@ from moonmill.rundir import RunDirectory
 from moonmill.trainer import alarms
 from moonmill.trainer.buffer import Buffer
 from moonmill.trainer.learner import Learner
-from moonmill.trainer.ledger import Ledger
+from moonmill.trainer.ledger import Ledger, Recovery
 from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.records import Event, StepRecord
 from moonmill.trainer.watch import Watch
@@ -204,3 +205,18 @@ async def test_a_damaged_checkpoint_is_passed_over_and_where_there_is_none_that_
     run.directory.checkpoints.joinpath("step-000000", "state.json").unlink()
     with pytest.raises(RunError, match="no checkpoint of the steps 0 to 14 to fall back to"):
         await run.go(40, bad=lambda step: step == 34)
+
+
+async def test_before_the_first_policy_update_there_is_nothing_to_go_back_to(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The critic may be bad enough for an alarm while it is trained alone."""
+    config = replace(make_config(critic=CriticConfig(warmup_steps=30)), alarms=AlarmsConfig("fall_back"))
+    ledger = Ledger(RunDirectory.create(tmp_path / "run", config))
+    names = tuple(map(str, range(8)))
+    bad = [StepRecord(n, 0, names, metrics={"explained_variance": -3.0}) for n in range(1, 21)]
+    recovery = Recovery(step=20, version=0, pending=(), next_index=0, holes=(), alone=20, history=tuple(bad))
+    learner: Any = None  # It is asked for nothing.
+    buffer = Buffer(batch_units=8, window=16, max_staleness=4)
+    watch = Watch(config, ledger, learner, buffer, lambda text: None, recovery)
+    assert await watch.act(20, 0) is None
