@@ -23,9 +23,7 @@ def variance_of(values: Tensor, targets: Tensor) -> Variance:
     """Var(targets − values) and Var(targets), of `[action tokens]`; the latter is 0 where rounding is all there is."""
     values, targets = values.double(), targets.double()
     alike = targets.max() - targets.min() <= _ROUNDING * (values.abs().max() + targets.abs().max())
-    return Variance(
-        float((targets - values).var(correction=0)), 0.0 if alike else float(targets.var(correction=0))
-    )
+    return Variance(float((targets - values).var(correction=0)), 0.0 if alike else float(targets.var(correction=0)))
 
 
 def bias_by_turn(values: Tensor, targets: Tensor, turns: Tensor) -> dict[int, float]:
