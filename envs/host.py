@@ -115,7 +115,7 @@ class EnvHost:
         """Give the model's message to the environment."""
         self._env.finish_reason = finish_reason
         messages, reward, terminated, truncated, _ = await self._guarded("step", partial(self._env.step, message))
-        if reward:  # A turn that earns nothing is within all bounds.
+        if reward != 0:  # A turn that earns nothing is within all bounds.
             with blaming(self.env_id, "step"):
                 reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self._limits.reward_bounds)
         return StepResult(messages, reward, terminated, truncated)

@@ -95,7 +95,7 @@ class GymnasiumEnv(gymnasium.Env[str, str]):
         """
         message = as_message(action, turn=len(self._rewards))
         messages, reward, terminated, truncated, info = self.env.step(message)
-        if reward:  # A turn that earns nothing is within all bounds.
+        if reward != 0:  # A turn that earns nothing is within all bounds.
             reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self.env.reward_bounds)
         self._rewards.append(reward)
         if terminated or truncated:
