@@ -150,6 +150,18 @@ def test_the_readme_environment_is_played_by_hand_as_it_says(tmp_path: Path) -> 
     assert done.stdout.split() == ["26.098", "False"]
 
 
+@pytest.mark.parametrize(("page", "name"), [("README.md", "UnitConverter"), ("docs/environments.md", "Safe")])
+def test_nothing_is_found_in_the_first_environment_of_a_page(page: str, name: str, tmp_path: Path) -> None:
+    first = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[0]
+    (tmp_path / "first.py").write_text(first)
+    command = [sys.executable, "-m", "moonmill", "envs", "check", f"first.py:{name}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (
+        0,
+        f"first.py:{name}: 19 of 19 checks found nothing; 0 errors, 0 warnings",
+    )
+
+
 def test_the_readme_config_is_valid(tmp_path: Path) -> None:
     from moonmill.config_io import load_config
 
