@@ -31,9 +31,14 @@ def numbered(env: "MultiTurnEnv", split: str) -> Iterator[Task]:
             task,
             id=task.id or f"{split}-{place}",
             split=task.split or split,
-            seed=task.seed or derive_seed(env.taskset_seed, split, index),
+            seed=task.seed or filled_in_seed(env.taskset_seed, split, index),
         )
         yield replace(complete, prompt=_as_read(env, complete).prompt)
+
+
+def filled_in_seed(taskset_seed: int, split: str, index: int) -> int:
+    """The seed of task number `index` of a split, where its author gave none."""
+    return derive_seed(taskset_seed, split, index)
 
 
 def _as_read(env: "MultiTurnEnv", task: Task) -> Task:

@@ -120,14 +120,16 @@ async def schemas(subject: Subject) -> list[Finding]:
 
 
 def _rewards_turns(owner: type[MultiTurnEnv]) -> bool:
-    """Whether a method of the author's speaks of a turn's reward."""
-    methods = (
-        inspect.unwrap(method)
+    """Whether a method of the author's speaks of a turn's reward, or gives it, as a `step` of its own does."""
+    methods = [
+        (name, inspect.unwrap(method))
         for cls in owner.__mro__[: owner.__mro__.index(MultiTurnEnv)]
-        for method in vars(cls).values()
+        for name, method in vars(cls).items()
         if inspect.isfunction(method)
+    ]
+    return any(
+        name == "step" or {"add_reward", "finish"} & {*method.__code__.co_names} for name, method in methods
     )
-    return any({"add_reward", "finish"} & {*method.__code__.co_names} for method in methods)
 
 
 async def scores(subject: Subject) -> list[Finding]:
@@ -139,7 +141,8 @@ async def scores(subject: Subject) -> list[Finding]:
     return [
         warning(
             f"{owner.__name__} has no @reward method, and no turn of {len(subject.traces)} episodes earned anything",
-            "write a method with @reward, or call `self.add_reward(…)` or `self.finish(reward=…)` in a tool",
+            "write a method with @reward, or call `self.add_reward(…)` or `self.finish(reward=…)` in a tool, or return "
+            "it from a `step` of your own",
             where=place(owner),
         )
     ]

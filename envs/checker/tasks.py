@@ -8,6 +8,7 @@ from moonmill.envs.checker.findings import Finding, error, place, warning
 from moonmill.envs.checker.subject import SPLITS, Subject, as_recorded
 from moonmill.envs.differences import first_difference
 from moonmill.envs.lifecycle import prompt_of
+from moonmill.envs.tasks import filled_in_seed
 from moonmill.errors import MoonmillError
 from moonmill.types import Task
 
@@ -55,21 +56,21 @@ async def tasks(subject: Subject) -> list[Finding]:
 
 async def splits(subject: Subject) -> list[Finding]:
     """No problem is in both splits, whatever it is called."""
-    train, held_out = (subject.tasks[split] for split in SPLITS)
-    known = {_problem(task): task for task in train}
-    shared = [task for task in held_out if _problem(task) in known]
+    train, held_out = (_problems(subject, split) for split in SPLITS)
+    known = dict(train)
+    shared = [(task, known[problem]) for problem, task in held_out if problem in known]
     if not shared:
         return []
-    other = known[_problem(shared[0])]
+    task, other = shared[0]
     tell = error if len(shared) > _MANY_SHARED * len(held_out) else warning
     return [
         tell(
             f"{len(shared)} of the first {len(held_out)} tasks of `eval` are among the first {len(train)} of `train`: "
             "an evaluation would measure memory",
             "decide by the problem itself where it belongs, as by a hash of its text; another seed alone does not keep "
-            "splits apart",
+            "splits apart. Where the prompt does not tell the problem, put what does into the task's answer, info or seed",
             where=place(type(subject.env).tasks),
-            value=f"{shared[0].id} is {other.id}: {shared[0].messages()[-1].content}",
+            value=f"{task.id} is {other.id}: {task.messages()[-1].content}",
         )
     ]
 
@@ -148,9 +149,15 @@ def _all(subject: Subject) -> list[Task]:
     return [task for split in SPLITS for task in subject.tasks[split]]
 
 
-def _problem(task: Task) -> bytes:
-    """What makes two tasks the same problem."""
-    return msgspec.json.encode((task.messages(), task.answer, task.info), order="deterministic")
+def _problems(subject: Subject, split: str) -> list[tuple[bytes, Task]]:
+    """The tasks of a split, each behind what makes it the problem it is."""
+    found = []
+    for index, task in enumerate(subject.tasks[split]):
+        # A seed that its author gave decides what is played; one that is filled in makes no problem another.
+        seed = task.seed if task.seed != filled_in_seed(subject.seed, split, index) else None
+        parts = (task.messages(), task.answer, task.info, seed)
+        found.append((msgspec.json.encode(parts, order="deterministic"), task))
+    return found
 
 
 def _told(tasks: list[Task]) -> list[tuple[str, str]]:

@@ -197,6 +197,26 @@ def test_splits() -> None:
     assert finding.what.startswith("100 of the first 100 tasks of `eval` are among the first 100 of `train`")
 
 
+def test_a_seed_that_the_author_gives_makes_a_task_another_problem() -> None:
+    class Seeded(Sound):
+        """Its prompt does not tell the problem."""
+
+        given = True
+
+        def tasks(self, split: str) -> Iterator[Task]:
+            rng = self.task_rng(split)
+            while True:
+                yield Task("say it", seed=rng.randint(1, 10**9) if self.given else 0)
+
+    class FilledIn(Seeded):
+        """Its tasks are one."""
+
+        given = False
+
+    assert check_env(Seeded, checks=["splits"]).findings == ()
+    assert "the task's answer, info or seed" in only_finding(FilledIn, "splits", checks=["splits"]).advice
+
+
 def test_stability() -> None:
     class Unstable(Sound):
         """It counts for all of the class."""
@@ -301,6 +321,15 @@ def test_scores() -> None:
             return "no"
 
     assert check_env(Rare, checks=["scores"]).findings == ()
+
+    class Stepping(Worthless):
+        """Its turns are worth what it says."""
+
+        def step(self, action: Any) -> Any:
+            observation, _, terminated, truncated, info = super().step(action)
+            return observation, float(self.task.answer == -1), terminated, truncated, info
+
+    assert check_env(Stepping, checks=["scores"]).findings == ()
 
 
 def _python() -> float:
@@ -525,8 +554,16 @@ def test_an_asynchronous_environment_is_checked_as_well() -> None:
     assert check_env(Slow).findings == ()
 
 
-@pytest.mark.parametrize("env_id", [spec.id for spec in list_envs() if spec.id != "python-code-v0"])
-def test_the_environments_of_the_library_keep_all_of_it(env_id: str) -> None:
+OTHERS = ("FrozenLake-v1", "Taxi-v4", "CartPole-v1", "Blackjack-v1")
+KNOWN = (
+    *(spec.id for spec in list_envs() if spec.id != "python-code-v0"),
+    *(f"gymnasium:{game}" for game in OTHERS),
+    "textarena:Mastermind-v0",
+)
+
+
+@pytest.mark.parametrize("env_id", KNOWN)
+def test_the_environments_that_come_with_it_keep_all_of_it(env_id: str) -> None:
     report = check_env(env_id)
     assert report.findings == (), list(map(str, report.findings))
 
