@@ -163,22 +163,23 @@ def _unanswered(subject: Subject, trace: Trace) -> list[Finding]:
 
 
 def _faults(trace: Trace) -> list[Finding]:
-    """What tools raised. A fault is counted by kind alone, so the call is looked for by its answer."""
+    """What tools raised. A fault is counted by tool and kind alone, so the call is looked for by its answer."""
     found = []
     for fault in trace.faults:
         if fault.kind in _TOLD:
             continue
-        answers = [m for _, new in trace.turns for m in new if m.content.startswith(f"error: {fault.kind}")]
-        call = next((call for m in answers if (call := trace.right.get(m.tool_call_id or ""))), None)
-        if call is not None:
-            text, where = _apart(fault.example)
+        said = f"error: {fault.kind}: "
+        answers = (m for _, new in trace.turns for m in new if m.name == fault.tool and m.content.startswith(said))
+        raised = ((call, m) for m in answers if (call := trace.right.get(m.tool_call_id or "")))
+        if (first := next(raised, None)) is not None:
+            call, answer = first
             found.append(
                 warning(
                     f"the tool {fault.tool} raised {fault.kind} at arguments that its schema allows",
                     "answer with what was wrong with them, so that the model can do better, or say in the types what "
                     "is allowed",
-                    where=where,
-                    value=f"{call.name}({call.arguments}): {text}",
+                    where=_apart(fault.example)[1],
+                    value=f"{call.name}({call.arguments}): {answer.content.removeprefix(said)}",
                 )
             )
     return found

@@ -286,6 +286,36 @@ def test_a_tool_that_raises_at_what_its_schema_allows_is_a_warning() -> None:
     assert "look({" in finding.value
 
 
+def test_a_fault_shows_the_call_that_raised() -> None:
+    class Careless(Sound):
+        """Two of its tools look things up."""
+
+        @tool
+        def find(self, word: str) -> str:
+            """Find.
+
+            Args:
+                word: what is looked for
+            """
+            return {}[f"find {word}"]
+
+        @tool
+        def fetch(self, word: str) -> str:
+            """Fetch.
+
+            Args:
+                word: what is fetched
+            """
+            return {}[f"fetch {word}"]
+
+    found = findings_of(check_env(Careless), "episodes")
+    tools = [finding.what.split()[2] for finding in found]
+    assert sorted(tools) == ["fetch", "find"]
+    for name, finding in zip(tools, found, strict=True):
+        assert finding.value.startswith(f"{name}({{'word': ")
+        assert f": '{name} " in finding.value
+
+
 @pytest.mark.parametrize(("value", "level"), [(7.0, "error"), (float("nan"), "error"), (None, "warning")])
 def test_rewards(value: float | None, level: str) -> None:
     class Generous(Sound):
