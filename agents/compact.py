@@ -147,7 +147,7 @@ class CompactRenderer:
             raw = self._decode(ids[start + 1 : stop])
             span = (start, stop + 1 if closed else stop)
             if closed:
-                calls.append(_parse_call(raw, span, _bare_argument(tools)))
+                calls.append(_parse_call(raw, span, bare_argument(tools)))
             else:
                 calls.append(ParsedToolCall(raw=raw, token_span=span, status=ToolCallParseStatus.UNCLOSED_BLOCK))
             start = span[1]
@@ -171,7 +171,7 @@ class CompactRenderer:
             return
         out.add([self._tag[ASSISTANT]], index)
         sampled = text
-        bare = _bare_argument(tools)
+        bare = bare_argument(tools)
         for call in message.get("tool_calls") or ():
             body = self._encode(_call_body(call["function"], bare))
             sampled = [*sampled, self._tag[CALL], *body, self._tag[CALL_END]]
@@ -210,7 +210,7 @@ def _text(content: str | list[dict[str, Any]]) -> str:
     return "".join(part.get("text", "") for part in content)
 
 
-def _bare_argument(tools: Sequence[dict[str, Any]] | None) -> tuple[str, str] | None:
+def bare_argument(tools: Sequence[dict[str, Any]] | None) -> tuple[str, str] | None:
     """Tool and argument name where a call can be the bare argument: one tool, which takes one required string."""
     if not tools or len(tools) != 1:
         return None

@@ -21,6 +21,7 @@ from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
 from renderers.configs import CustomRendererConfig
 
 from moonmill.agents.capabilities import PROBE, Capabilities, capabilities_of, say
+from moonmill.agents.compact import bare_argument
 from moonmill.agents.extending import Extender
 from moonmill.agents.shapes import message_dicts, to_calls, tool_dicts
 from moonmill.agents.telling import tell_tools
@@ -80,6 +81,11 @@ class TurnRenderer:
     def capabilities(self) -> Capabilities:
         """What the format can do; it is tried when it is first asked for, which takes milliseconds."""
         return capabilities_of(self)
+
+    def leaves_untold(self, tools: Sequence[ToolSpec]) -> bool:
+        """Whether the model has to know the tools beforehand: it is told none, and a call is more than a bare text."""
+        told = self._tells or self.capabilities.tells_tools
+        return bool(tools) and not told and bare_argument(tool_dicts(tools)) is None
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """The tokens of a conversation, up to where the assistant's next turn begins.

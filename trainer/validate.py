@@ -257,7 +257,11 @@ def _prompts(config: Config) -> str:
                 "task"
             )
         longest = max(longest, tokens)
-    return f"up to {longest} of {config.model.max_length} tokens in the first {_TASKS_LOOKED_AT} tasks"
+    fits = f"up to {longest} of {config.model.max_length} tokens in the first {_TASKS_LOOKED_AT} tasks"
+    if not renderer.leaves_untold(env.tool_specs):
+        return fits
+    names = ", ".join(tool.name for tool in env.tool_specs)
+    return f"{fits}; THE MODEL IS TOLD NONE OF ITS TOOLS ({names}): its format shows none, so it must know them already"
 
 
 def _may_exist(path: str) -> bool:

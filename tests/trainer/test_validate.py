@@ -41,6 +41,18 @@ class Tools(Fine):
         "Say it loudly."
         return text.upper()
 
+class Several(Tools):
+    @tool
+    def whisper(self, text: str) -> str:
+        "Say it quietly."
+        return text.lower()
+
+class Counting(Fine):
+    @tool
+    def count(self, to: int) -> str:
+        "Count."
+        return str(to)
+
 class Boxed(Fine):
     sandbox = SandboxSpec()
 
@@ -160,6 +172,15 @@ def test_what_the_chat_format_can_do_is_told(template: Callable[..., Config]) ->
     checks = found(template(TURNS, "Tools", tool_format="hermes"))
     assert checks["renderer"].detail == "default: system messages, tools, parallel calls, reasoning"
     assert checks["prompts"].ok
+    assert "TOLD" not in checks["prompts"].detail
+
+
+@pytest.mark.parametrize(("env", "names"), [("Several", "shout, whisper"), ("Counting", "count"), ("Tools", "")])
+def test_that_a_format_does_not_tell_the_model_its_tools_is_told(config: Config, env: str, names: str) -> None:
+    check = found(replace(config, env=EnvConfig(config.env.id.replace("Fine", env))))["prompts"]
+    told = f"THE MODEL IS TOLD NONE OF ITS TOOLS ({names}): its format shows none, so it must know them already"
+    assert check.ok
+    assert check.detail.partition("; ")[2] == (told if names else "")
 
 
 def test_a_folder_without_a_model_is_told_and_what_needs_it_is_not_looked_at(config: Config, tmp_path: Path) -> None:
