@@ -252,7 +252,7 @@ class EvalConfig(Struct, frozen=True, forbid_unknown_fields=True):
     split: str = "eval"
     """Whose tasks are played: what the environment's `tasks(split)` is given."""
     success: float = 1.0
-    """A rollout whose reward is at least this is a success."""
+    """A rollout whose reward, before wrappers changed it, is at least this is a success."""
     max_concurrent: PositiveInt = 16
     """Episodes of an evaluation in flight beside training, besides `async.max_concurrent`. Engines that the run starts
     have so many places more (`engine.max_batch`), so that neither waits for the other's. Before and after training,

@@ -176,6 +176,8 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
     branches: tuple[tuple[Segment, ...], ...] = ()
     reward: float | None = None
     """Weighted sum of `rewards` plus the sum of `turn_rewards`. None means unscored: never trained on, never 0."""
+    unshaped: float | None = None
+    """`reward` as it was before wrappers changed rewards, where one has: what tells a success."""
     rewards: dict[str, float] = {}
     turn_rewards: tuple[float, ...] = ()
     metrics: dict[str, float] = {}
@@ -216,6 +218,11 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
     def oldest_version(self) -> int | None:
         """The oldest policy version among the action tokens, None where nothing was sampled."""
         return min((min(a.versions) for a in self.actions if a.versions), default=None)
+
+    @property
+    def judged(self) -> float | None:
+        """What tells a success: the reward, before wrappers changed it. None means unscored."""
+        return self.reward if self.reward is None or self.unshaped is None else self.unshaped
 
     def final_text(self) -> str:
         """The text of the last assistant message, empty where there is none."""

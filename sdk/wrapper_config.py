@@ -66,7 +66,7 @@ class CurriculumConfig(_Wrapper, frozen=True, tag="curriculum"):
     window: PositiveInt = 64
     """How many there must be, and are looked at. Rollouts without a reward are not counted."""
     success: float = 1.0
-    """A rollout whose reward is at least this is a success."""
+    """A rollout whose reward, before wrappers changed it, is at least this is a success."""
 
 
 WrapperConfig = (

@@ -16,7 +16,7 @@ from moonmill.errors import ConfigError
 from moonmill.reporting import Estimate
 from moonmill.trainer.estimates import bootstrap
 from moonmill.trainer.eval_folder import EvalSettings, read_outcomes, read_settings
-from moonmill.trainer.outcomes import Outcome, by_task
+from moonmill.trainer.outcomes import Outcome, Sample, by_task
 from moonmill.trainer.significance import sign_flip
 
 
@@ -58,7 +58,7 @@ class EvalComparison(Struct, frozen=True):
     contrasts: tuple[Contrast, ...]
 
 
-Tasks = Mapping[tuple[str, str], Sequence[float]]
+Tasks = Mapping[tuple[str, str], Sequence[Sample]]
 
 
 def compare(a: Path, b: Path) -> EvalComparison:
@@ -102,10 +102,10 @@ def _block(outcomes: Mapping[int, Outcome], settings: EvalSettings, env: str, te
 def _contrast(env: str, temperatures: Sequence[float], a: Tasks, b: Tasks, thresholds: tuple[float, float]) -> Contrast:
     both = [task for task in a if task in b]
     shares = [
-        [fmean(reward >= least for reward in of[task]) for task in both]
+        [fmean(sample.judged >= least for sample in of[task]) for task in both]
         for of, least in zip((a, b), thresholds, strict=True)
     ]
-    rewards = [[fmean(of[task]) for task in both] for of in (a, b)]
+    rewards = [[fmean(sample.reward for sample in of[task]) for task in both] for of in (a, b)]
     return Contrast(
         env=env,
         temperature_a=temperatures[0],

@@ -5,6 +5,7 @@ two runs with one seed, meet the same problems. The episodes depend on nothing e
 at once, nor on which of them were played before a kill.
 """
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from functools import partial
@@ -30,7 +31,9 @@ from moonmill.trainer.players import Api, describe_player, playing
 from moonmill.types import Rollout, Task
 
 _SAID_PARTS = 10
-"""How often it is said how far the episodes of one block are."""
+"""How often it is said, at most, how far the episodes of one block are."""
+_SAID_SECONDS = 5.0
+"""So far apart, at least."""
 
 
 class Request(NamedTuple):
@@ -183,10 +186,12 @@ class _Said:
 
     def one_more(self) -> None:
         self._done += 1
-        if self._done * _SAID_PARTS // self._total > (self._done - 1) * _SAID_PARTS // self._total:
+        is_part = self._done * _SAID_PARTS // self._total > (self._done - 1) * _SAID_PARTS // self._total
+        if is_part and time.monotonic() - self._said >= _SAID_SECONDS:
             self._say()
 
     def _say(self) -> None:
+        self._said = time.monotonic()
         self._reporter.phase(f"evaluating {self._what}: {self._done} of {self._total}")
 
 

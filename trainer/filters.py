@@ -51,11 +51,11 @@ class Filters:
 
     def _by_success_rate(self, rollout: Rollout) -> str | None:
         config = self._config.success_rate
-        if config is None or rollout.reward is None:
+        if config is None or rollout.judged is None:
             return None
         results = self._results[rollout.task.id]
         rate = sum(results) / config.last if len(results) == config.last else None
-        results.append(rollout.reward >= self._success)
+        results.append(rollout.judged >= self._success)
         if rate is None or config.min <= rate <= config.max:
             return None
         return f"{PREFIX}{'too_hard' if rate < config.min else 'too_easy'}"

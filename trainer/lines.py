@@ -91,7 +91,7 @@ def step_line(record: StepRecord, batch: Batch, length: Length, success: float) 
         at_most=length.at_most and not record.version,
         version=record.version,
         reward=record.reward,
-        success=fmean((r.reward or 0.0) >= success for r in batch.rollouts),
+        success=fmean((r.judged or 0.0) >= success for r in batch.rollouts),
         staleness_mean=fmean(record.staleness),
         staleness_max=max(record.staleness),
         masked_share=metrics.get("masked_share"),

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -32,7 +32,9 @@ class Outcome(Struct, frozen=True):
     """A digest of the task itself, for ids of two evaluations may mean different tasks."""
     level: str
     reward: float | None
-    """None of a rollout that failed or is unscored."""
+    """None of a rollout that failed or is unscored; so is `judged`."""
+    judged: float | None
+    """What tells a success: the reward, before wrappers changed it."""
     failure: str
     """Why it has none; else empty."""
     error: str
@@ -41,6 +43,13 @@ class Outcome(Struct, frozen=True):
     metrics: dict[str, float]
     tool_faults: tuple[ToolFault, ...]
     usage: Usage | None
+
+
+class Sample(NamedTuple):
+    """What a scored rollout was worth, for training and for telling a success."""
+
+    reward: float
+    judged: float
 
 
 Prices = tuple[float, float]
@@ -57,6 +66,7 @@ def outcome_of(rollout: Rollout) -> Outcome:
         problem=_digest(rollout.task),
         level=rollout.task.level,
         reward=None if failed else rollout.reward,
+        judged=None if failed else rollout.judged,
         failure=str(rollout.stop_reason) if failed else unscored,
         error=rollout.error or "",
         truncated=rollout.status is Status.TRUNCATED,
@@ -124,18 +134,18 @@ def result_of(
     )
 
 
-def by_task(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[float]]:
-    """The rewards of each task that has any, by its id and what it is."""
-    tasks: dict[tuple[str, str], list[float]] = defaultdict(list)
+def by_task(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Sample]]:
+    """The samples of each task that has any, by its id and what it is."""
+    tasks: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for outcome in outcomes:
-        if outcome.reward is not None:
-            tasks[outcome.task, outcome.problem].append(outcome.reward)
+        if outcome.reward is not None and outcome.judged is not None:
+            tasks[outcome.task, outcome.problem].append(Sample(outcome.reward, outcome.judged))
     return dict(tasks)
 
 
 def _figures(scored: Sequence[Outcome], success: float) -> LevelResult:
     tasks = list(by_task(scored).values())
-    counts = [(len(rewards), sum(reward >= success for reward in rewards)) for rewards in tasks]
+    counts = [(len(samples), sum(sample.judged >= success for sample in samples)) for samples in tasks]
     most = max(samples for samples, _ in counts)
     shares = [wins / samples for samples, wins in counts]
     low, high = wilson(sum(wins for _, wins in counts), len(counts)) if most == 1 else bootstrap(shares)
@@ -143,7 +153,7 @@ def _figures(scored: Sequence[Outcome], success: float) -> LevelResult:
     for k in sorted({*(2**power for power in range(1, most.bit_length())), most} - {1}):
         values = [p for samples, wins in counts if (p := pass_at_k(samples, wins, k)) is not None]
         pass_at[f"pass@{k}"] = _mean(values)
-    reward = _mean([fmean(rewards) for rewards in tasks])
+    reward = _mean([fmean(sample.reward for sample in samples) for samples in tasks])
     return LevelResult(len(scored), fmean(shares), low, high, reward, pass_at)
 
 

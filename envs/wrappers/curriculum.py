@@ -62,8 +62,8 @@ class Curriculum(Wrapper):
             yield self._next_of(self.course.level_of(position), found)
 
     def scored(self, rollout: Rollout) -> Rollout:
-        if rollout.reward is not None and rollout.task.split == "train":
-            self.course.add(rollout.id, rollout.task.level, rollout.reward >= self._success)
+        if rollout.judged is not None and rollout.task.split == "train":
+            self.course.add(rollout.id, rollout.task.level, rollout.judged >= self._success)
         return rollout
 
     def _endless(self, split: str) -> Iterator[Any]:

@@ -1,15 +1,17 @@
 """Wrappers around rewards. Each reward, of the episode before its weight or of a turn, is changed by itself.
 
 What the environment gives is checked against its own bounds first: no wrapper makes a wrong number a right one, and
-what is unscored or failed stays so.
+what is unscored or failed stays so. Success is told by what rewards were before: `Rollout.unshaped` keeps it.
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
 from moonmill.envs.base import MultiTurnEnv
-from moonmill.envs.lifecycle import Step
+from moonmill.envs.lifecycle import Observation, Step
 from moonmill.envs.returned import as_number
 from moonmill.envs.wrapper import Wrapper, innermost
 from moonmill.errors import ConfigError
@@ -18,6 +20,9 @@ from moonmill.types import Message, Rollout
 
 class RewardWrapper(Wrapper):
     """Changes rewards: override `reward`, with a function that never falls where its argument rises."""
+
+    _earned = 0.0
+    """What the turns have been given so far, before it was changed."""
 
     @abstractmethod
     def reward(self, reward: float) -> float:
@@ -29,20 +34,31 @@ class RewardWrapper(Wrapper):
         low, high = self.env.reward_bounds
         return self.reward(low), self.reward(high)
 
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Any]:
+        self._earned = 0.0
+        return super().reset(seed=seed, options=options)
+
     def step(self, action: Message | str) -> Step:
         observation, reward, terminated, truncated, info = super().step(action)
         if reward:  # A turn that earns nothing is not a reward of 0.
             where = f"{type(innermost(self)).__name__}.step, as the turn's reward,"
-            reward = self.reward(as_number(where, reward, self.env.reward_bounds))
+            given = as_number(where, reward, self.env.reward_bounds)
+            self._earned += given
+            reward = self.reward(given)
         return observation, reward, terminated, truncated, info
 
     def scored(self, rollout: Rollout) -> Rollout:
         if rollout.reward is None:
             return rollout
         rewards = {name: self.reward(value) for name, value in rollout.rewards.items()}
+        total = sum(rollout.turn_rewards) + self._weighed(rewards)
+        # The innermost of several is given what the environment gave.
+        unshaped = self._earned + self._weighed(rollout.rewards) if rollout.unshaped is None else rollout.unshaped
+        return replace(rollout, rewards=rewards, reward=total, unshaped=unshaped)
+
+    def _weighed(self, rewards: Mapping[str, float]) -> float:
         weights = {mark.method: mark.weight for mark in self._moonmill_class.marks}
-        total = sum(rollout.turn_rewards) + sum(weights[name] * value for name, value in rewards.items())
-        return replace(rollout, rewards=rewards, reward=total)
+        return sum(weights[name] * value for name, value in rewards.items())
 
 
 class ScaleReward(RewardWrapper):

@@ -12,7 +12,7 @@ from moonmill.agents.scripted import ScriptedAgent
 from moonmill.config import Config, EnvConfig, EvalConfig, ModelConfig
 from moonmill.errors import RunError
 from moonmill.reporting import EvalResult, Failure
-from moonmill.trainer.evaluate import play
+from moonmill.trainer.evaluate import _Said, play
 from moonmill.trainer.outcomes import Outcome, Prices, outcome_of, result_of
 from moonmill.types import Action, Observation, Rollout, Status, StopReason, Task, Usage
 
@@ -46,6 +46,38 @@ def test_why_rollouts_failed_is_told_with_the_last_error_of_each_reason() -> Non
     result = summed_up([rollout(), rollout(reward=None, error="took too long"), *failed])
     assert result.failed == 3
     assert result.failures == (Failure("answered", 2, "error 1"), Failure("unscored", 1, "took too long"))
+
+
+def test_a_success_is_told_by_the_reward_before_wrappers_changed_it() -> None:
+    clipped = [rollout(reward=0.5, unshaped=unshaped) for unshaped in (1.0, 1.0, 0.6, 0.7)]
+    result = summed_up([*clipped, rollout(Status.FAILED, reward=None, unshaped=1.0)])
+    assert (result.success, result.mean_reward, result.samples) == (0.5, 0.5, 4)
+
+
+class Lines:
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def phase(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_how_far_it_is_is_told_for_each_tenth_and_not_more_often_than_every_few_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("moonmill.trainer.evaluate.time.monotonic", lambda: now)
+    quick, slow, long = Lines(), Lines(), Lines()
+    for lines, seconds, total in ((quick, 0.1, 8), (slow, 60.0, 8), (long, 6.0, 100)):
+        said = _Said(lines, "e-v0", 0, total)  # type: ignore[arg-type]
+        for _ in range(total):
+            now += seconds
+            said.one_more()
+    assert quick.said == ["evaluating e-v0: 0 of 8"]
+    assert slow.said == [f"evaluating e-v0: {done} of 8" for done in range(9)]
+    assert long.said == [f"evaluating e-v0: {done} of 100" for done in range(0, 101, 10)]
 
 
 def test_nothing_scored_is_no_result() -> None:

@@ -246,6 +246,20 @@ def test_shaping_takes_place_from_the_inside_out() -> None:
     assert [(r.turn_rewards[0], r.rewards["thrift"], r.reward) for r in rollouts] == [(1.5, 2.0, 5.5), (1.0, 1.0, 3.0)]
 
 
+def test_a_success_is_told_by_what_rewards_were_before() -> None:
+    once = play(shaped(ClipReward, low=-1, high=0.5), *buys(2, 3), "done")
+    assert (once.reward, once.unshaped, once.judged) == (1.0 + 2 * 0.5, 5 + 2 * 5.0, 15.0)
+    twice = play(lambda: ScaleReward(ClipReward(Shop(), low=-1, high=0.5), factor=0.1), *buys(2, 3), "done")
+    assert (twice.reward, twice.judged) == (pytest.approx(0.2), 15.0)
+    never = play(shaped(Limits), *buys(2, 3), "done")
+    assert (never.reward, never.unshaped, never.judged) == (15.0, None, 15.0)
+
+
+def test_a_second_episode_of_one_instance_is_judged_by_its_own_turns() -> None:
+    env = ClipReward(Shop(), low=-1, high=0.5)
+    assert [play(lambda: env, *buys(3), "done").judged for _ in range(2)] == [13.0, 13.0]
+
+
 @pytest.mark.parametrize("wrapper", [partial(ClipReward, low=-1, high=1), partial(ScaleReward, factor=0.01)])
 def test_a_wrong_reward_stays_wrong_and_none_stays_none(wrapper: Any) -> None:
     wrong = play(shaped(wrapper), "wrong")
