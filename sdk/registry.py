@@ -203,9 +203,10 @@ def resolve(place: str, what: str = "environment class") -> Callable[..., Any]:
     module = _load_file(_file(module_name)) if module_name.endswith(".py") else _load_module(module_name)
     found = getattr(module, attribute, None)
     if not callable(found):
-        names = [n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
+        of_kind, kind = (inspect.isfunction, "function") if what == "function" else (inspect.isclass, "class")
+        names = [n for n, v in vars(module).items() if of_kind(v) and v.__module__ == module.__name__]
         raise RegistryError(
-            f"{module_name or place} has no {what} {attribute!r}; it defines: {', '.join(names) or 'no class'}"
+            f"{module_name or place} has no {what} {attribute!r}; it defines: {', '.join(names) or f'no {kind}'}"
         )
     result: Callable[..., Any] = found
     return result

@@ -127,9 +127,7 @@ def _rewards_turns(owner: type[MultiTurnEnv]) -> bool:
         for name, method in vars(cls).items()
         if inspect.isfunction(method)
     ]
-    return any(
-        name == "step" or {"add_reward", "finish"} & {*method.__code__.co_names} for name, method in methods
-    )
+    return any(name == "step" or {"add_reward", "finish"} & {*method.__code__.co_names} for name, method in methods)
 
 
 async def scores(subject: Subject) -> list[Finding]:

@@ -1,5 +1,6 @@
 """`moonmill envs add`: an environment of verifiers, with verifiers beside it in a Python environment of its own."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -61,6 +62,8 @@ def add(
         raise ConfigError(f"{env_id!r} cannot be added: write verifiers:ID, the ID as verifiers knows it")
     if version not in added.VERSIONS:
         raise ConfigError(f"--version {version}: this works with {' and '.join(added.VERSIONS)} of verifiers")
+    for package in packages:
+        _require_there(package)
     args = make_env_config(env_id, overrides).args
     place = (folder or added.folder_of(name)).absolute()
     with telling() as (say, detail):
@@ -84,3 +87,12 @@ def add(
         out.print(f"{split}: the first task is {task}")
     env = {"id": env_id, "args": args} if args else {"id": env_id}
     out.print(f"in a config:\n{plain_yaml.dump({'env': env})}", end="")
+
+
+def _require_there(package: str) -> None:
+    """Refuse what is a path and leads nowhere, before pip would, and before anything is made."""
+    from moonmill.errors import ConfigError
+
+    is_path = "/" in package or package.startswith(".") or package.endswith((".whl", ".tar.gz"))
+    if is_path and "://" not in package and not os.path.exists(package):
+        raise ConfigError(f"--from {package}: there is no such folder or file ({os.path.abspath(package)})")

@@ -1,6 +1,7 @@
 """`moonmill envs`: what environments there are, and what they look like. The other commands have their own modules."""
 
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ from moonmill.cli.results import Command
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from moonmill.config import EnvConfig
     from moonmill.envs import MultiTurnEnv
     from moonmill.sandboxes import SandboxSpec
 
@@ -74,7 +76,7 @@ def _print_list(ids: "Iterable[str]", as_json: bool, added: "Mapping[str, str] |
 
 
 @envs.command("show", cls=Command)
-@click.argument("env_id", metavar="ID")
+@click.argument("env_id", metavar="ID|CONFIG")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which tasks to show.")
 @args_option
 @json_option
@@ -82,18 +84,21 @@ def show(env_id: str, seed: int, overrides: tuple[str, ...], as_json: bool) -> N
     """Show an environment's tools, limits and first tasks.
 
     ID is a registered id, path/to/file.py:Class or package.module:Class. A file without a class lists its environments.
+    CONFIG is a YAML file that names one, with its arguments and wrappers.
     """
     from moonmill.agents.human import parameter_lines
     from moonmill.cli.output import console, print_json
     from moonmill.cli.transcripts import print_message
-    from moonmill.config_io import make_env_config
+    from moonmill.config_io import load_config, make_env_config
     from moonmill.registry import envs_in
     from moonmill.types import Message
 
     if env_id.endswith(".py"):
         _print_list(envs_in(env_id), as_json)
         return
-    facts = describe(env_id, seed, make_env_config(env_id, overrides).args)
+    is_config = env_id.endswith((".yaml", ".yml"))
+    env = load_config(Path(env_id), overrides).env if is_config else make_env_config(env_id, overrides)
+    facts = describe(env, seed)
     if as_json:
         print_json(facts)
         return
@@ -137,17 +142,15 @@ def _said(sandbox: "SandboxSpec") -> str:
     return ", ".join(f"{name} {value}" for name, value in (special | limits).items())
 
 
-def describe(env_id: str, seed: int, args: "Mapping[str, Any] | None" = None) -> dict[str, Any]:
+def describe(config: "EnvConfig", seed: int) -> dict[str, Any]:
     """What `moonmill envs show` shows, as plain data but for the prompts' messages."""
-    from functools import partial
-
     from moonmill.envs import Taskset
     from moonmill.envs.limits import check_sandbox
-    from moonmill.envs.marks import collect_marks
+    from moonmill.envs.wrapper import innermost
+    from moonmill.envs.wrappers import factory_of
     from moonmill.errors import ConfigError
-    from moonmill.registry import make
 
-    factory = partial(make, env_id, **(args or {}))
+    factory = factory_of(config)
     env = factory()
     tasks, missing = [], None
     for split in _SPLITS:
@@ -158,15 +161,15 @@ def describe(env_id: str, seed: int, args: "Mapping[str, Any] | None" = None) ->
     if missing is not None and not tasks:
         raise missing
     return {
-        "id": env_id,
-        "description": _description(env),
+        "id": config.id,
+        "description": _description(innermost(env)),
         "limits": {name: getattr(env, name) for name in ("max_turns", "max_tokens", "max_seconds")},
         "reward_bounds": env.reward_bounds,
         "system_prompt": env.system_prompt,
         "sandbox": check_sandbox(type(env), env.sandbox),
         "tools": env.tool_specs,
         "scores": [
-            {"name": mark.method, "kind": mark.kind, "weight": mark.weight} for mark in collect_marks(type(env))
+            {"name": mark.method, "kind": mark.kind, "weight": mark.weight} for mark in env._moonmill_class.marks
         ],
         "tasks": [{"id": t.id, "level": t.level, "prompt": t.messages()} for t in tasks],
     }

@@ -50,6 +50,8 @@ def settings(target: str, model: str | None, overrides: tuple[str, ...], *, by_a
         config_file, folder = given / "config.yaml", folder or (None if by_api else given)
     elif os.path.isfile(given) or given.suffix in (".yaml", ".yml"):
         config_file = given
+    elif os.sep in target and ":" not in target:  # no environment's id has one but in a place
+        raise ConfigError(f"there is no run, no config and no other file {target}")
     elif model is None:
         raise ConfigError(
             f"{target} is neither a config file nor a run, so an environment: say with --model what is to play it"

@@ -18,9 +18,21 @@ _UNLIMITED = 100_000
 """Columns of an output that is no terminal: nothing is wrapped."""
 
 
+class _Console(Console):
+    """One that fills no line of a table up with spaces where its output is no terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if self.is_terminal or not any(isinstance(shown, Table) for shown in objects):
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.out("\n".join(line.rstrip(" ") for line in captured.get().split("\n")), end="", highlight=False)
+
+
 def console(stream: TextIO | None = None) -> Console:
     """A console on `stream`, by default stdout. Text is printed as it stands: brackets are no markup."""
-    out = Console(file=stream or results(), markup=False, emoji=False, highlight=False)
+    out = _Console(file=stream or results(), markup=False, emoji=False, highlight=False)
     if not out.is_terminal:
         out.width = _UNLIMITED
     return out

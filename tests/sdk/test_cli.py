@@ -140,6 +140,8 @@ def test_the_version():
             "eval calculator-v0",
             "error: calculator-v0 is neither a config file nor a run, so an environment: say with --model what",
         ),
+        ("eval runs/nope", "error: there is no run, no config and no other file runs/nope"),
+        ("eval runs/nope --model .", "error: there is no run, no config and no other file runs/nope"),
         ("eval", "Missing argument 'CONFIG|RUN|ENV_ID...'"),
         ("eval calculator-v0 calculator-v0 --model .", "an environment is named twice"),
         (

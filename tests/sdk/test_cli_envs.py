@@ -221,7 +221,13 @@ def test_a_runs_rollouts_are_replayed_in_its_wrappers_and_its_files_are_left_alo
         (("replay", "."), "is not a run directory"),
         (("replay", "clock.py"), "clock.py, line 1 cannot be read"),
         (("record", "calculator-v0", "--out", "x", "--agent", "randon"), "did you mean random?"),
-        (("record", "calculator-v0", "--out", "x", "--agent", "clock.py:lok"), "clock.py has no function 'lok'"),
+        (
+            ("record", "calculator-v0", "--out", "x", "--agent", "clock.py:lok"),
+            "no function 'lok'; it defines: look_once",
+        ),
+        (("add", "verifiers:x", "--from", "../vf/nope"), "error: --from ../vf/nope: there is no such folder or file"),
+        (("add", "verifiers:x", "--from", "nope.whl"), "error: --from nope.whl: there is no such folder or file"),
+        (("show", "nope.yaml"), "error: no config file nope.yaml"),
         (("record", "calculator-v0", "--out", "no/x", "--agent", "random"), "cannot write no/x"),
     ],
 )
@@ -229,6 +235,24 @@ def test_what_cannot_be_is_told(arguments: tuple[str, ...], words: str) -> None:
     result = run(*arguments)
     assert (result.exit_code, words in result.output) == (2, True), result.output
     assert "Traceback" not in result.output
+
+
+def test_nothing_is_made_for_a_package_that_is_not_there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    assert run("add", "verifiers:x", "--from", "../vf/nope").exit_code == 2
+    assert not (here / "cache").exists()
+
+
+def test_a_configs_environment_is_shown_with_its_arguments_and_wrappers(here: Path) -> None:
+    config = {"env": {"id": "calculator-v0", "args": {"levels": [2]}, "wrappers": [{"type": "limits", "turns": 3}]}}
+    (here / "mix.yaml").write_text(json.dumps({**config, "model": {"path": "policy"}}))
+    shown = run("show", "mix.yaml")
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()
+    assert lines[0] == "calculator-v0"
+    assert any(line.startswith("limits: max_turns 3, ") for line in lines)
+    assert "reward correct, weight 1" in lines
+    assert "task train-0, level 2" in lines
 
 
 def test_a_rollout_that_is_not_there_is_told_with_some_that_are() -> None:

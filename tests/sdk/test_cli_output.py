@@ -12,7 +12,7 @@ from rich.console import Console
 from moonmill.cli.eval_tables import print_contrasts, print_results
 from moonmill.cli.eval_targets import settings
 from moonmill.cli.figures import number, seconds, share
-from moonmill.cli.output import console, print_json
+from moonmill.cli.output import console, print_json, table
 from moonmill.cli.progress import LiveReporter, PlainReporter, eval_text, reporting, sparkline, step_text
 from moonmill.cli.tables import changes, print_summary
 from moonmill.cli.transcripts import print_rollout
@@ -322,3 +322,14 @@ def test_a_comparisons_table_tells_the_difference_and_what_was_left_out():
     assert "e-v0  0 and 0.7  8  reward  0.500  0.700  +0.200  +0.100 to +0.300  5  0  0.062" in lines
     assert lines[-1].startswith("e-v0: 12 tasks scored in A alone: eval-0, eval-1")
     assert lines[-1].endswith("eval-9 and 2 more")
+
+
+def test_a_table_elsewhere_than_on_a_terminal_has_no_spaces_at_the_ends_of_its_lines():
+    out = io.StringIO()
+    grid = table(console(out), "name", "what")
+    grid.add_row("a", "[short]")
+    grid.add_row("b", "x" * 200)
+    console(out).print(grid)
+    assert out.getvalue() == f"name  what\na     [short]\nb     {'x' * 200}\n"
+    console(out).print("text  ")
+    assert out.getvalue().endswith("\ntext  \n")

@@ -88,7 +88,9 @@ def said_of(error: BaseException) -> str:
     place, trace = "", error.__traceback__
     while trace is not None:
         place, trace = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})", trace.tb_next
-    return f"{type(error).__name__}: {error}".removesuffix(": ") + place
+    # pydantic adds the address of a page to each thing that is wrong.
+    said = "\n".join(x for x in str(error).splitlines() if not x.lstrip().startswith("For further information visit"))
+    return f"{type(error).__name__}: {said}".removesuffix(": ") + place
 
 
 class Player:
