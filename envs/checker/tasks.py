@@ -68,7 +68,8 @@ async def splits(subject: Subject) -> list[Finding]:
             f"{len(shared)} of the first {len(held_out)} tasks of `eval` are among the first {len(train)} of `train`: "
             "an evaluation would measure memory",
             "decide by the problem itself where it belongs, as by a hash of its text; another seed alone does not keep "
-            "splits apart. Where the prompt does not tell the problem, put what does into the task's answer, info or seed",
+            "splits apart. Where the prompt does not tell the problem, put what does into the task's answer, info or "
+            "seed",
             where=place(type(subject.env).tasks),
             value=f"{task.id} is {other.id}: {task.messages()[-1].content}",
         )
