@@ -75,7 +75,7 @@ class Episode:
         if turn.finish_reason == "length":
             self.truncate(StopReason.LENGTH)
         elif result.terminated:
-            self.stop_reason = StopReason.STOPPED if message.tool_calls else StopReason.ANSWERED
+            self.stop_reason = result.ending
         elif len(self.turn_rewards) >= host.limits.max_turns:
             self.truncate(StopReason.MAX_TURNS)
         elif result.truncated:

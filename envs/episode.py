@@ -10,7 +10,7 @@ from moonmill.envs.faults import FaultLog
 from moonmill.envs.marks import Mark
 from moonmill.envs.threads import BY_HAND, Home
 from moonmill.envs.tools import Tool
-from moonmill.types import Task
+from moonmill.types import StopReason, Task
 
 
 class Definition(Struct, frozen=True):
@@ -42,7 +42,9 @@ class Episode:
         self.in_turn = False
         self.turn_reward = 0.0
         self.is_finished = False
-        """A tool has ended the episode."""
+        """A tool, or `step`, has ended the episode with `finish`."""
+        self.is_answered = False
+        """The turn called no tool, and `react` took it for the answer."""
         self.faults = FaultLog()
         self.sandboxes = EpisodeSandboxes()
 
@@ -53,6 +55,11 @@ class Episode:
         episode.home, episode.own_tasks, episode.sandboxes = self.home, self.own_tasks, self.sandboxes
         episode.sandboxes.begin_anew()
         return episode
+
+    @property
+    def ending(self) -> StopReason:
+        """Why the episode is over, where no limit has ended it."""
+        return StopReason.ANSWERED if self.is_answered and not self.is_finished else StopReason.STOPPED
 
     def take_reward(self) -> float:
         """What has been added in this turn and nobody has taken yet."""

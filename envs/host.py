@@ -30,7 +30,7 @@ from moonmill.envs.threads import OwnerThread
 from moonmill.envs.tools import ToolSpec
 from moonmill.envs.wrapper import innermost
 from moonmill.errors import EnvCodeError, MoonmillError
-from moonmill.types import FinishReason, Message, Rollout, Task, ToolFault
+from moonmill.types import FinishReason, Message, Rollout, StopReason, Task, ToolFault
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 30.0
@@ -43,6 +43,8 @@ class StepResult(Struct, frozen=True):
     reward: float
     terminated: bool
     truncated: bool
+    ending: StopReason
+    """Why it is over, where it is terminated."""
 
 
 class EnvHost:
@@ -118,7 +120,7 @@ class EnvHost:
         if reward != 0:  # A turn that earns nothing is within all bounds.
             with blaming(self.env_id, "step"):
                 reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self._limits.reward_bounds)
-        return StepResult(messages, reward, terminated, truncated)
+        return StepResult(messages, reward, terminated, truncated, self._episode.ending)
 
     async def play(self, model: Endpoint, seed: int) -> Outcome:
         """Have a program play the episode that has begun."""

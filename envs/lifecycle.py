@@ -99,6 +99,7 @@ def react(env: "MultiTurnEnv", action: Message | str) -> Step:
     calls = as_action(action).tool_calls
     answers = answer(env, calls)
     episode = env._moonmill
+    episode.is_answered = not calls
     return answers, episode.take_reward(), not calls or episode.is_finished, False, {}
 
 
@@ -189,7 +190,7 @@ def _step(env: "MultiTurnEnv", inner: Inner, action: Message | str) -> Step:
     message = as_action(action)
     env.messages.append(message)
     episode.turns += 1
-    episode.in_turn, episode.turn_reward = True, 0.0
+    episode.in_turn, episode.turn_reward, episode.is_answered = True, 0.0, False
     try:
         observation, reward, terminated, truncated, info = unpacked(where, inner(message), 5)
         observation = as_observation(where, observation)

@@ -99,7 +99,7 @@ class GymnasiumEnv(gymnasium.Env[str, str]):
             reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self.env.reward_bounds)
         self._rewards.append(reward)
         if terminated or truncated:
-            scored = score(self.env, self.env_id, self._rollout(message, terminated))
+            scored = score(self.env, self.env_id, self._rollout(terminated))
             if scored.reward is None:
                 raise EnvCodeError(f"the episode has no reward: {scored.error}")
             reward = scored.reward - sum(self._rewards[:-1])
@@ -117,9 +117,9 @@ class GymnasiumEnv(gymnasium.Env[str, str]):
     def _draw_seed(self) -> int:
         return int(self.np_random.integers(2**63 - 1))
 
-    def _rollout(self, message: Message, terminated: bool) -> Rollout:
+    def _rollout(self, terminated: bool) -> Rollout:
         if terminated:
-            reason = StopReason.STOPPED if message.tool_calls else StopReason.ANSWERED
+            reason = self.env._moonmill.ending
         else:
             reason = StopReason.MAX_TURNS if len(self._rewards) >= self.env.max_turns else StopReason.STOPPED
         return Rollout(

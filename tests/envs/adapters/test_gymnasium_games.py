@@ -50,7 +50,7 @@ def test_the_first_observation_stands_in_the_prompt_with_the_rules_and_the_actio
 
 def test_a_game_is_won_in_words_and_pays_the_turn_that_won_it() -> None:
     rollout = play(lake, "down", "I go on.\nDown", "2", "right", "down", "right")
-    assert (rollout.status, rollout.stop_reason) == (Status.FINISHED, StopReason.ANSWERED)
+    assert (rollout.status, rollout.stop_reason) == (Status.FINISHED, StopReason.STOPPED)
     assert rollout.turn_rewards == (0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
     assert rollout.reward == 1.0
     assert rollout.messages[-1].content.splitlines()[-1] == "HFF[G]"

@@ -57,7 +57,7 @@ def halve(messages: Any) -> str:
 
 def test_a_game_is_played_to_its_reward_and_shows_only_what_is_new() -> None:
     rollout = play("GuessTheNumber-v0", halve)
-    assert (rollout.status, rollout.stop_reason, rollout.reward) == (Status.FINISHED, StopReason.ANSWERED, 1.0)
+    assert (rollout.status, rollout.stop_reason, rollout.reward) == (Status.FINISHED, StopReason.STOPPED, 1.0)
     assert rollout.turn_rewards == (*[0.0] * (rollout.turns - 1), 1.0)
     first, *later = [m.content for m in rollout.messages if m.role == "user"]
     assert "guess the number between 1 and 20" in first

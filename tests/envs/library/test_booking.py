@@ -101,4 +101,4 @@ def test_what_cannot_be_booked_is_an_error_and_the_conversation_goes_on(argument
 
 def test_the_user_leaves_when_nothing_comes_of_it() -> None:
     rollout = play(ID, task(1), lambda messages: Message("assistant", "Hm."))
-    assert (rollout.status, rollout.stop_reason, rollout.turns) == (Status.FINISHED, StopReason.ANSWERED, 11)
+    assert (rollout.status, rollout.stop_reason, rollout.turns) == (Status.FINISHED, StopReason.STOPPED, 11)
