@@ -3,6 +3,7 @@
 A `Player` is one agent in one episode, for several conversations at once. It lives on the event loop of the episode.
 """
 
+import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -109,7 +110,8 @@ class _PolicyPlayer:
             else self._prompt(messages, tools, marks)
         )
         done, stop = await self._sample(prompt, wanted)
-        message = self._told(done, prompt, tools, stop)
+        parsed = recordable(self._agent.renderer.parse(done.tokens, prompt, tools))
+        message = parsed if stop is None and _is_sound(parsed, tools) else _as_text(parsed, self._text(done, stop))
         answer = self._recording.add(number, prompt, done)
         conversation = (*messages, message)
         self._answers[fingerprints(conversation, tools)[-1]] = answer
@@ -167,15 +169,6 @@ class _PolicyPlayer:
         text = decode(cut.tokens)
         return cut, min(met, key=lambda stop: (text.find(stop) < 0, text.find(stop)))
 
-    def _told(self, done: Completion, prompt: Sequence[int], tools: Sequence[ToolSpec], stop: str | None) -> Message:
-        """The message; as the text it is where one of its calls is none that a client could make."""
-        parsed = recordable(self._agent.renderer.parse(done.tokens, prompt, tools))
-        offered = {tool.name for tool in tools}
-        sound = all(call.name in offered and told_arguments(call) is not None for call in parsed.tool_calls)
-        if stop is None and sound:
-            return parsed
-        return Message("assistant", self._text(done, stop), reasoning=parsed.reasoning)
-
     def _text(self, done: Completion, stop: str | None) -> str:
         renderer, tokens = self._agent.renderer, done.tokens
         ended = bool(tokens) and tokens[-1] in renderer.stop_token_ids
@@ -193,19 +186,23 @@ class _SessionPlayer:
         self.usage: Usage | None = None
         self._agent = agent
         self._seed = seed
-        self._sessions: dict[bytes, Session] = {}
-        """By the fingerprint of the conversation so far."""
+        self._sessions: dict[bytes, Session | None] = {}
+        """By the fingerprint of the conversation so far; None where it was told otherwise than its session knows it."""
 
     async def chat(self, number: int, messages: Sequence[Message], tools: tuple[ToolSpec, ...], wanted: Wanted) -> Said:
         marks = fingerprints(messages, tools)
         known = next((n for n in range(len(messages) - 1, 0, -1) if marks[n - 1] in self._sessions), 0)
-        session = self._sessions.pop(marks[known - 1]) if known else self._agent.session(tools, self._seed)
+        session = self._sessions.pop(marks[known - 1]) if known else None
+        if session is None:
+            session, known = self._agent.session(tools, self._seed), 0
         turn = await session.act(messages[known:])
         if turn.usage is not None:
             self.usage = turn.usage + (self.usage or Usage(0, 0))
-        message = recordable(turn.message)
+        said = recordable(turn.message)
+        sound = _is_sound(said, tools)
+        message = said if sound else _as_text(said, _in_words(said))
         conversation = (*messages, message)
-        self._sessions[fingerprints(conversation, tools)[-1]] = session
+        self._sessions[fingerprints(conversation, tools)[-1]] = session if sound else None
         if len(conversation) >= len(self.longest):
             self.longest = conversation
         return Said(message, turn.finish_reason)
@@ -214,3 +211,20 @@ class _SessionPlayer:
         if not isinstance(prompt, str):
             raise EngineError("a program asked for tokens of an agent that has none: take the policy")
         return await self.chat(number, (Message("user", prompt),), (), wanted)
+
+
+def _is_sound(message: Message, tools: Sequence[ToolSpec]) -> bool:
+    """Whether each of its calls is one that a client can make: of a tool that is offered, with an object for it. A
+    message with another is told as the text it is."""
+    offered = {tool.name for tool in tools}
+    return all(call.name in offered and told_arguments(call) is not None for call in message.tool_calls)
+
+
+def _as_text(message: Message, text: str) -> Message:
+    return Message("assistant", text, reasoning=message.reasoning)
+
+
+def _in_words(message: Message) -> str:
+    """What is said in calls as well, of an agent that has no text of them."""
+    calls = [json.dumps({"name": c.name, "arguments": c.arguments}, ensure_ascii=False) for c in message.tool_calls]
+    return "\n".join(filter(None, (message.content, *calls)))

@@ -208,6 +208,31 @@ async def test_an_agent_without_tokens_plays_too() -> None:
     assert (rollout.status, rollout.reward, rollout.segments, rollout.turns) == (Status.FINISHED, 1.0, (), 2)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        ToolCall("c", "calculat", {"expression": "1"}),
+        ToolCall("c", "calculate", "48+7"),
+        ToolCall("c", "calculate", error="no"),
+    ],
+)
+async def test_a_call_that_no_client_could_make_is_told_as_text_whoever_makes_it(call: ToolCall) -> None:
+    heard: list[Message] = []
+
+    def script(messages: Sequence[Message]) -> Message | str:
+        heard[:] = messages
+        return Message("assistant", "So.", tool_calls=(call,)) if len(messages) == 1 else "1155"
+
+    async def program(client: AsyncOpenAI, model: Endpoint) -> Outcome:
+        await converse(client, asking(), turns=2)
+        return Outcome(reward=1.0)
+
+    rollout = await run(program, ScriptedAgent(script))
+    assert (rollout.status, rollout.turns, rollout.final_text()) == (Status.FINISHED, 2, "1155")
+    assert rollout.messages[1].content.startswith('So.\n{"name": "calcul')
+    assert heard == list(rollout.messages[:3])
+
+
 async def test_tokens_behind_a_stop_text_are_not_recorded(policy: PolicyAgent) -> None:
     told: list[str | None] = []
 
