@@ -45,6 +45,8 @@ class Desk:
         self.max_length = max_length or _MOST_TOKENS
         self.answered = 0
         """Requests that are recorded."""
+        self.aside = 0
+        """Those that are not."""
         self.seconds = 0.0
         """With at least one request under way."""
         self.met: StopReason | None = None
@@ -138,6 +140,7 @@ class Desk:
             with request.droppable():
                 result = await request.work(self._players[request.recorded], number)
                 self.answered += request.recorded
+                self.aside += not request.recorded
         except (PromptTooLongError, ContextFullError) as e:
             self.met, self.refused = StopReason.MAX_TOKENS, e
             text = f"this model's maximum context length is {self.max_length} tokens: {text_of(e)}"

@@ -25,6 +25,8 @@ class Episode:
         self.segments: list[Segment] = []
         self.usage: Usage | None = None
         self.branches: tuple[tuple[Segment, ...], ...] = ()
+        self.abridged = False
+        """There is more to it than `messages` tell."""
         self.turn_rewards: list[float] = []
         self.status = Status.FINISHED
         self.stop_reason = StopReason.ANSWERED
@@ -150,4 +152,5 @@ class Episode:
             tool_faults=self.faults,
             error=self.error,
             usage=self.usage,
+            abridged=self.abridged,
         )

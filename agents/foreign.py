@@ -47,7 +47,9 @@ class ForeignEpisode(Episode):
         used = [each.usage for each in (player, aside) if each.usage is not None]
         self.usage = sum(used[1:], used[0]) if used else None
         self.segments, self.branches = list(contexts[0]) if contexts else [], contexts[1:]
-        self.messages = list((self._outcome and self._outcome.messages) or player.longest or task.messages())
+        told = (self._outcome and self._outcome.messages) or player.longest
+        self.messages = list(told or task.messages())
+        self.abridged = player.conversations > 1 or desk.aside > 0 or told != player.longest
         if not desk.answered and desk.refused is not None:
             error = desk.refused
         self._judge(desk.answered, desk.failure or error, desk.met, late=limit.cancelled_caught)

@@ -76,6 +76,11 @@ class Player(Protocol):
         ...
 
     @property
+    def conversations(self) -> int:
+        """How many there are: one that goes on counts once."""
+        ...
+
+    @property
     def usage(self) -> Usage | None:
         """What the requests to a chat API took, where it says so."""
         ...
@@ -101,6 +106,10 @@ class _PolicyPlayer:
     @property
     def contexts(self) -> tuple[tuple[Segment, ...], ...]:
         return self._recording.contexts()
+
+    @property
+    def conversations(self) -> int:
+        return len(self.contexts)
 
     async def chat(self, number: int, messages: Sequence[Message], tools: tuple[ToolSpec, ...], wanted: Wanted) -> Said:
         marks = fingerprints(messages, tools)
@@ -183,6 +192,7 @@ class _SessionPlayer:
 
     def __init__(self, agent: Agent, seed: int) -> None:
         self.longest: tuple[Message, ...] = ()
+        self.conversations = 0
         self.usage: Usage | None = None
         self._agent = agent
         self._seed = seed
@@ -193,6 +203,7 @@ class _SessionPlayer:
         marks = fingerprints(messages, tools)
         known = next((n for n in range(len(messages) - 1, 0, -1) if marks[n - 1] in self._sessions), 0)
         session = self._sessions.pop(marks[known - 1]) if known else None
+        self.conversations += not known
         if session is None:
             session, known = self._agent.session(tools, self._seed), 0
         turn = await session.act(messages[known:])

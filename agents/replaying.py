@@ -1,15 +1,18 @@
 """Playing an episode again from its record, and saying where it goes otherwise.
 
 The record is a `Rollout`: its task, its seed and what the model said are given to the environment; what comes back is
-compared with what is recorded, byte for byte. No model is needed.
+compared with what is recorded, byte for byte. No model is needed. A program that plays an episode is answered by what
+it has asked so far: where that is what is recorded, with the message that stands behind it.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from moonmill.agents.agent import Session, Turn
+from moonmill.agents.recording import fingerprints
 from moonmill.agents.runner import EnvFactory, EpisodeRunner
 from moonmill.envs import ToolSpec
 from moonmill.envs.differences import Difference, Event, first_difference
@@ -17,12 +20,13 @@ from moonmill.errors import ContextFullError, EngineError
 from moonmill.types import Message, Rollout, StopReason
 
 _NOT_DECIDED = {
-    StopReason.ENGINE_ERROR: "its engine failed",
+    StopReason.ENGINE_ERROR: "its agent or its engine failed",
     StopReason.SANDBOX_ERROR: "its sandbox could not be had, or was lost",
     StopReason.TIME_LIMIT: "its time was up",
     StopReason.PROMPT_TOO_LONG: "its prompt was too long for the model",
 }
 """Ends that neither the seed nor what was said decides."""
+_ABRIDGED = "its program asked more of the model than its messages tell: in several conversations, or aside"
 
 
 class Replay(Struct, frozen=True):
@@ -36,18 +40,35 @@ class Replay(Struct, frozen=True):
     """Where it first went otherwise; `first` is what is recorded, `second` what was seen."""
     skipped: str = ""
     """Why it was not played: its end cannot be had again."""
+    refused: str = ""
+    """Why it cannot be played from its record."""
 
 
 async def replay(recorded: Rollout, factory: EnvFactory) -> Replay:
     """Play `recorded` again in the environment that `factory` makes."""
-    turns = len(recorded.turn_rewards)
-    if why := _NOT_DECIDED.get(recorded.stop_reason):
-        return Replay(recorded.id, turns, recorded.reward, skipped=why)
-    runner = EpisodeRunner(recorded.env, factory, _ReplayAgent(recorded))
+    done = Replay(recorded.id, _turns(recorded), recorded.reward, skipped=undecided(recorded), refused=untold(recorded))
+    if done.skipped or done.refused:
+        return done
+    agent = _ReplayAgent(recorded)
+    runner = EpisodeRunner(recorded.env, factory, agent)
     seen = await runner.run(
         recorded.task, id=recorded.id, seed=recorded.seed, index=recorded.index, group=recorded.group
     )
-    return Replay(recorded.id, turns, recorded.reward, first_difference(events(recorded), events(seen)))
+    if agent.asked:
+        seen = replace(seen, messages=agent.asked)
+    elif not recorded.turn_rewards and seen.stop_reason is StopReason.ENGINE_ERROR:
+        return replace(done, refused=f"its program cannot be answered from a record: {seen.error}")
+    return replace(done, difference=first_difference(events(recorded), events(seen)))
+
+
+def undecided(recorded: Rollout) -> str:
+    """Why its end cannot be had again; empty where it can."""
+    return _NOT_DECIDED.get(recorded.stop_reason, "")
+
+
+def untold(recorded: Rollout) -> str:
+    """Why the record does not suffice to play it; empty where it does."""
+    return _ABRIDGED if recorded.abridged or recorded.branches else ""
 
 
 def events(rollout: Rollout) -> list[Event]:
@@ -65,16 +86,42 @@ def events(rollout: Rollout) -> list[Event]:
 
 
 class _ReplayAgent:
-    """Says what is recorded, turn by turn, whatever it is told."""
+    """Says what is recorded."""
 
     def __init__(self, recorded: Rollout) -> None:
-        self._recorded = recorded
+        self.recorded = recorded
+        self.asked: tuple[Message, ...] = ()
+        """The first conversation of a program that is not recorded."""
 
     def session(self, tools: tuple[ToolSpec, ...], seed: int) -> Session:
-        return _ReplaySession(self._recorded)
+        # Where a program plays, turns have no rewards of their own.
+        return _ReplaySession(self.recorded) if self.recorded.turn_rewards else _ProgramSession(self)
+
+
+class _ProgramSession:
+    """Says what is recorded behind the conversation so far."""
+
+    def __init__(self, agent: _ReplayAgent) -> None:
+        self._agent = agent
+        self._told: list[Message] = []
+
+    async def act(self, new_messages: Sequence[Message]) -> Turn:
+        self._told += new_messages
+        recorded, known = self._agent.recorded, len(self._told)
+        said = recorded.messages
+        if fingerprints(self._told[: len(said)], ()) == fingerprints(said[:known], ()):
+            if known < len(said) and said[known].role == "assistant":
+                self._told.append(said[known])
+                return Turn(said[known])
+            if known > len(said) and recorded.stop_reason is StopReason.MAX_TOKENS:
+                raise ContextFullError("the model's context was full here")
+        self._agent.asked = self._agent.asked or tuple(self._told)
+        raise EngineError("the program asks what is not recorded")
 
 
 class _ReplaySession:
+    """Says what is recorded turn by turn, whatever it is told."""
+
     def __init__(self, recorded: Rollout) -> None:
         said = recorded.messages[len(recorded.messages) - _taken(recorded) :]
         self._recorded = recorded
@@ -96,12 +143,16 @@ class _ReplaySession:
 
 def _taken(rollout: Rollout) -> int:
     """Messages from the first turn on: a prompt may show assistants' messages too, and comes before."""
-    left = len(rollout.turn_rewards)
+    left = _turns(rollout)
     for count, message in enumerate(reversed(rollout.messages), 1):
         left -= message.role == "assistant"
         if not left:
             return count
     return 0
+
+
+def _turns(rollout: Rollout) -> int:
+    return len(rollout.turn_rewards) or rollout.turns
 
 
 def _who(message: Message) -> str:

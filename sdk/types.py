@@ -186,6 +186,9 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
     usage: Usage | None = None
     """What the requests to a chat API took, where it says so; of others `segments` tell."""
     timings: Timings = Timings()
+    abridged: bool = False
+    """A program has asked more of the agent than `messages` tell: in several conversations, or aside; or tells them
+    itself."""
     schema_version: int = SCHEMA_VERSION
 
     @property

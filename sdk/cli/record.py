@@ -47,6 +47,7 @@ def record(chosen: Chosen, out: Path, player: str, as_json: bool) -> None:
 
     from msgspec.structs import replace
 
+    from moonmill.agents.replaying import undecided, untold
     from moonmill.cli.output import console, print_json
     from moonmill.cli.transcripts import print_rollout
     from moonmill.jsonl import JsonlWriter, read_jsonl
@@ -58,13 +59,19 @@ def record(chosen: Chosen, out: Path, player: str, as_json: bool) -> None:
     with closing(JsonlWriter(out)) as writer:
         rollout = play_by_hand(chosen, screen) if agent is None else chosen.played_by(agent, chosen.factory())
         rollout = replace(rollout, id=_free(rollout.id, known))
-        writer.append(rollout)
+        if why := undecided(rollout):
+            said = f"nothing is recorded, for it could not be replayed: {why}"
+        else:
+            writer.append(rollout)
+            why = untold(rollout)
+            said = f"recorded in {out}"
+            said += f"; it cannot be replayed: {why}" if why else f": moonmill envs replay {out}{_given_again(chosen)}"
     if agent is not None:
         print_rollout(screen, rollout)
-    screen.print(f"recorded in {out}: moonmill envs replay {out}{_given_again(chosen)}", style="dim")
+    screen.print(said, style="dim")
     if as_json:
         print_json(rollout)
-    if rollout.error:
+    if rollout.error or undecided(rollout):
         click.get_current_context().exit(1)
 
 
@@ -106,7 +113,8 @@ def replay(file: Path, ids: tuple[str, ...], provider: str, overrides: tuple[str
 
     FILE was written by `moonmill envs record`; RUN is a run's directory, with all that was trained on. The environment
     is given the recorded task, seed and messages of the model; what it answers, and the rewards, must be the same byte
-    by byte. Ends with the exit code 1 where they are not.
+    by byte. Ends with the exit code 1 where they are not, and with 2 where a rollout cannot be replayed: its program
+    asked more of the model than its record tells.
     """
     from moonmill.agents.replaying import replay as play_again
     from moonmill.cli.output import console, print_json
@@ -130,12 +138,12 @@ def replay(file: Path, ids: tuple[str, ...], provider: str, overrides: tuple[str
     with SandboxService(SandboxConfig(provider=provider)):
         done = run_until_stopped(work)
     differing = sum(one.difference is not None for one in done)
-    skipped = sum(bool(one.skipped) for one in done)
-    out.print(f"{len(done) - differing - skipped} as recorded, {differing} otherwise, {skipped} passed over")
+    passed_over = sum(bool(one.skipped or one.refused) for one in done)
+    out.print(f"{len(done) - differing - passed_over} as recorded, {differing} otherwise, {passed_over} passed over")
     if as_json:
         print_json(done)
-    if differing:
-        click.get_current_context().exit(1)
+    if differing or any(one.refused for one in done):
+        click.get_current_context().exit(1 if differing else 2)
 
 
 def recorded_in(file: Path, ids: tuple[str, ...]) -> "tuple[list[Rollout], EnvConfig | None]":
@@ -185,6 +193,8 @@ def _show(out: "Console", done: "Replay") -> None:
     turns = f"{done.turns} turn{'s' * (done.turns != 1)}"
     if done.skipped:
         out.print(f"{done.id}: passed over: {done.skipped}, which its record does not decide", style="yellow")
+    elif done.refused:
+        out.print(f"{done.id}: cannot be replayed: {done.refused}", style="yellow")
     elif done.difference is None:
         out.print(f"{done.id}: as recorded, {turns}", style="green")
     else:

@@ -46,6 +46,44 @@ def look_once(messages):
     return Message("assistant", tool_calls=(ToolCall("1", "look"),)) if len(messages) < 2 else "late"
 """
 
+PROGRAM = """
+import httpx
+from moonmill import Task, reward
+from moonmill.envs import ForeignEnv
+
+class Talk(ForeignEnv):
+    "Two turns, by a program."
+
+    def __init__(self, word="more", then=""):
+        self.word, self.then = word, then
+
+    def tasks(self, split):
+        yield Task("Count.")
+
+    def play(self, task, model, seed):
+        messages = [{"role": "user", "content": task.prompt}]
+        for _ in range(2):
+            answer = ask(model, messages)
+            messages += [answer, {"role": "user", "content": f"{self.word} than {answer['content']}"}]
+        if self.then:
+            ask(model.unrecorded if self.then == "aside" else model, [{"role": "user", "content": "Judge."}])
+
+    @reward
+    def none(self, rollout):
+        return 0.0
+
+def ask(model, messages):
+    headers = {"Authorization": f"Bearer {model.key}"}
+    answer = httpx.post(f"{model.url}/chat/completions", json={"model": "x", "messages": messages}, headers=headers)
+    return answer.json()["choices"][0]["message"]
+
+def count(messages):
+    return f" {len(messages)} "
+
+def fail(messages):
+    raise ValueError("no idea")
+"""
+
 
 def run(*arguments: str, input: str | None = None) -> Result:
     return CliRunner().invoke(cli, ["envs", *arguments], input=input)
@@ -55,6 +93,7 @@ def run(*arguments: str, input: str | None = None) -> Result:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clock.py").write_text(CLOCK)
+    (tmp_path / "program.py").write_text(PROGRAM)
     return tmp_path
 
 
@@ -173,6 +212,41 @@ def test_the_first_difference_is_shown(here: Path) -> None:
     log.write_text(log.read_text().replace("What time is it", "How late is it"))
     [difference] = [one["difference"] for one in json.loads(run("replay", "log.jsonl", "--json").stdout)]
     assert difference["where"] == "turn 1, what look answered"
+
+
+def test_what_a_program_plays_is_replayed_by_what_it_asks(here: Path) -> None:
+    recorded = run("record", "program.py:Talk", "--agent", "program.py:count", "--out", "log.jsonl")
+    assert recorded.exit_code == 0, recorded.output
+    result = run("replay", "log.jsonl")
+    assert (result.exit_code, result.output.splitlines()[0]) == (0, "play-train-0: as recorded, 2 turns")
+    result = run("replay", "log.jsonl", "--set", "env.args.word=less")
+    assert result.exit_code == 1
+    assert result.output.splitlines()[:3] == [
+        "play-train-0: goes otherwise at turn 1, the user's message",
+        '  recorded: {"role":"user","content":"more than  1 "}',
+        '  now:      {"role":"user","content":"less than  1 "}',
+    ]
+    result = run("replay", "log.jsonl", "--set", "env.args.then=more")
+    assert (result.exit_code, result.output.splitlines()[0]) == (1, "play-train-0: goes otherwise at the prompt")
+
+
+@pytest.mark.parametrize("then", ["aside", "more"])
+def test_what_a_program_has_asked_besides_cannot_be_replayed(then: str) -> None:
+    options = ("--agent", "program.py:count", "--out", "log.jsonl", "--set", f"env.args.then={then}")
+    said = run("record", "program.py:Talk", *options).output.splitlines()[-1]
+    why = "cannot be replayed: its program asked more of the model than its messages tell"
+    assert (f"recorded in log.jsonl; it {why}" in said, "moonmill envs replay" in said) == (True, False)
+    result = run("replay", "log.jsonl")
+    assert (result.exit_code, f"play-train-0: {why}" in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize("env", ["program.py:Talk", "calculator-v0"])
+def test_an_episode_whose_agent_raised_is_not_recorded(env: str, here: Path) -> None:
+    result = run("record", env, "--agent", "program.py:fail", "--out", "log.jsonl")
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == "nothing is recorded, for it could not be replayed: its agent or its engine failed"
+    assert "no idea" in result.output
+    assert (here / "log.jsonl").read_text() == ""
 
 
 def test_a_person_records_too(here: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from moonmill import Message, Rollout, Status, StopReason, Task, make
+from moonmill.agents.replaying import replay
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.agents.scripted import ScriptedAgent
 from moonmill.envs.adapters.verifiers.added import Added, find
@@ -78,6 +79,17 @@ def test_the_first_api_is_played_with_its_rewards_by_turn() -> None:
         assert (rollout.metrics["turn_0_reward"], rollout.metrics["turn_1_reward"]) == (0.25, 0.25)
 
 
+def test_an_episode_is_replayed_byte_for_byte(played: list[Rollout]) -> None:
+    [first_api] = play(SUMS_V0, tasks_of(SUMS_V0, "train", 1))
+    for rollout in (played[1], first_api):
+        done = anyio.run(replay, rollout, partial(make, rollout.env))
+        assert (done.turns, done.difference, done.skipped, done.refused) == (2, None, "", "")
+        other = replace(rollout, messages=(Message("user", "1+1"), *rollout.messages[1:]))
+        done = anyio.run(replay, other, partial(make, rollout.env))
+        assert done.difference is not None
+        assert (done.difference.where, done.difference.second) == ("the prompt", '{"role":"user","content":"11+89"}')
+
+
 @pytest.fixture
 def duel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An environment for three agents, in the Python environment of `SUMS`."""
@@ -103,6 +115,8 @@ def test_one_of_several_agents_is_trained_in_its_turn(duel: str) -> None:
         ("first: a number", 1.0, {"won": 1.0}),
     ]
     assert sorted(asked) == sorted([*numbers] * 3)
+    done = anyio.run(replay, rollouts[0], partial(make, duel))
+    assert "its program asked more of the model than its messages tell" in done.refused
 
 
 def test_the_agent_to_train_can_be_named(duel: str) -> None:
