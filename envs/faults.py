@@ -49,7 +49,7 @@ class FaultLog:
             yield answer
         except ToolArgumentsError as e:
             answer.content = text_of(e)
-            self._count(
+            self.count(
                 call.name, "unknown_tool" if isinstance(e, UnknownToolError) else "invalid_arguments", answer.content
             )
         except BaseException as e:
@@ -61,10 +61,11 @@ class FaultLog:
             kind = type(e).__name__
             text = text_of(e)
             answer.content = f"error: {kind}: {text}"
-            self._count(call.name, kind, encodable(f"{text:.{_EXAMPLE_LENGTH}} ({place_of(e)})"))
+            self.count(call.name, kind, f"{text:.{_EXAMPLE_LENGTH}} ({place_of(e)})")
 
-    def _count(self, tool: str, kind: str, example: str) -> None:
+    def count(self, tool: str, kind: str, example: str) -> None:
+        """Count a fault; of several of a kind the first is the example."""
         before = self._faults.get((tool, kind))
         self._faults[tool, kind] = (
-            msgspec.structs.replace(before, count=before.count + 1) if before else ToolFault(tool, kind, 1, example)
+            msgspec.structs.replace(before, count=before.count + 1) if before else ToolFault(tool, kind, 1, encodable(example))
         )

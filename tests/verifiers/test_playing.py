@@ -67,6 +67,10 @@ def test_a_tool_that_blocks_or_raises_holds_up_nobody_else(everything: list[Task
     blocked, broken, good = play(SUMS, everything[1:4], script)
     assert "NoneType" in broken.messages[2].content
     assert broken.metrics == {"calls": 1.0}
+    [fault] = broken.tool_faults
+    assert (fault.tool, fault.kind, fault.count) == ("calculate", "AttributeError", 1)
+    assert "NoneType" in fault.example
+    assert good.tool_faults == ()
     assert good.timings.total < blocked.timings.total - 0.5
     assert good.reward == 1.0
 

@@ -50,6 +50,8 @@ class VerifiersEnv(ForeignEnv):
     def play(self, task: Task, model: Endpoint, seed: int) -> Outcome:
         where = {"url": model.url, "key": model.key, "aside": model.unrecorded.key, "model": model.model}
         said = wait_on_thread(self._worker.asking({"do": "play", "task": task.info["task"], "model": where}))
+        for fault in said["faults"]:
+            self._moonmill.faults.count(**fault)
         stop = said["stop"]
         return Outcome(
             reward=said["reward"],

@@ -10,6 +10,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -22,8 +23,14 @@ except ImportError:  # before 2.0
 
 T = TypeVar("T")
 _SCHEME = "moonmill:"
+_SHOWN = 500
+"""Characters that are kept of what was said of a fault."""
 _offered: "WeakValueDictionary[str, vf.Toolset]" = WeakValueDictionary()
 """Toolsets on their way from the task to the session, by what stands in the place of a server's address."""
+
+
+faults: ContextVar[dict[str, list[dict[str, str]]]] = ContextVar("faults")
+"""What went wrong in the tools of the episode that is played here, by the id of the trace."""
 
 
 def in_process(task: Any) -> Any:
@@ -48,9 +55,14 @@ def _can_be_here(toolset: Any) -> bool:
 
 
 class Tools:
-    """All tools of an episode, under the names that the model is told."""
+    """All tools of an episode, under the names that the model is told.
 
-    def __init__(self) -> None:
+    Args:
+        trace: the episode's.
+    """
+
+    def __init__(self, trace: Any) -> None:
+        self._trace = trace
         self.schemas: list[dict[str, Any]] = []
         self.calls: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {}
         self.rooms: list[_Room] = []
@@ -70,16 +82,26 @@ class Tools:
         try:
             given = json.loads(arguments or "{}")
         except json.JSONDecodeError as e:
-            return f"error: invalid JSON in tool arguments ({e}); resend the call with valid JSON"
+            said = f"error: invalid JSON in tool arguments ({e}); resend the call with valid JSON"
+            return self._failed(name, "invalid_arguments", said)
         if not isinstance(given, dict):
-            return f"error: tool arguments must be a JSON object, got {type(given).__name__}; resend as an object"
+            said = f"error: tool arguments must be a JSON object, got {type(given).__name__}; resend as an object"
+            return self._failed(name, "invalid_arguments", said)
         if name not in self.calls:
-            return f"error: unknown tool {name!r}"
+            return self._failed(name, "unknown_tool", f"error: unknown tool {name!r}")
         try:
             result = await self.calls[name](given)
-        except Exception as e:
-            return str(e)
-        return _content(result)
+        except Exception as e:  # theirs is around what the tool has raised
+            return self._failed(name, type(e.__cause__ or e).__name__, str(e))
+        content = _content(result)
+        if any(getattr(result, flag, False) for flag in ("is_error", "isError")):
+            self._failed(name, "error", str(content))
+        return content
+
+    def _failed(self, name: str, kind: str, said: str) -> str:
+        """Count a fault; returns what the model is told."""
+        faults.get({}).setdefault(self._trace.id, []).append({"tool": name, "kind": kind, "example": said[:_SHOWN]})
+        return said
 
     async def close(self) -> None:
         """End the toolsets that run here."""
@@ -90,7 +112,7 @@ class Tools:
 
 async def open_tools(addresses: dict[str, str], trace: Any, data: Any) -> Tools:
     """The tools of servers by their names and addresses, of which some are no servers but run here."""
-    tools = Tools()
+    tools = Tools(trace)
     try:
         for server, address in addresses.items():
             if address.startswith(_SCHEME):

@@ -87,6 +87,7 @@ class V0:
             "rewards": {},
             "metrics": {**done["metrics"], **{name: value for name, value in turns.items() if value is not None}},
             "truncated": done["is_truncated"] or limit is not None,
+            "faults": [],
             "stop": limit if limit or stop in _ANSWERED else "stopped",
         }
 

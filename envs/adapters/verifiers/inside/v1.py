@@ -14,7 +14,7 @@ import verifiers.v1 as vf
 
 from . import harness
 from .main import Unfit, is_of
-from .tools import in_process
+from .tools import faults, in_process
 
 _KEPT = 1024
 """Tasks; another is found by going through the taskset again."""
@@ -104,8 +104,11 @@ class V1:
                 trained.append(trace)
             trace.id = f"{model['key'] if is_its else model['aside']}.{next(numbers)}"
 
+        found: dict[str, list[dict[str, str]]] = {}
+        faults.set(found)
         episode = await self._env.run_episode(row, context, on_trace=name)
-        return _outcome(episode, agent, trained)
+        outcome = _outcome(episode, agent, trained)
+        return {**outcome, "faults": found.get(trained[0].id, [])}
 
     async def _trainable(self, agents: list[str]) -> list[str]:
         """Those that the environment lets be trained: its `setup` says of an agent where it does not."""
