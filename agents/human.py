@@ -19,7 +19,9 @@ from typing import Any
 import anyio.to_thread
 
 from moonmill.agents.agent import Session, Turn
+from moonmill.agents.recording import fingerprints
 from moonmill.envs import ToolSpec
+from moonmill.envs.docstrings import parse_docstring
 from moonmill.types import Message, ToolCall
 
 HINT = "type your answer, or call a tool with /NAME; /help says how, /quit leaves"
@@ -41,14 +43,28 @@ class HumanAgent:
         ask: gives the next line, and may block; `EOFError` ends the episode.
         show: takes each new message.
         tell: takes what is meant for the person alone: help, and what was wrong with a line.
+        known: tools that the person has been told of; others are told when they are offered.
     """
 
-    def __init__(self, ask: Callable[[], str], show: Callable[[Message], None], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], str],
+        show: Callable[[Message], None],
+        tell: Callable[[str], None],
+        known: Sequence[ToolSpec] = (),
+    ) -> None:
         self.ask = ask
         self.show = show
         self.tell = tell
+        self.conversation: list[Message] = []
+        """The one that the person has seen last, with their own messages."""
+        self._known = [*known]
 
     def session(self, tools: tuple[ToolSpec, ...], seed: int) -> Session:
+        for tool in tools:
+            if tool not in self._known:
+                self._known.append(tool)
+                self.tell(next(describe(tool)))
         return _HumanSession(self, tools)
 
 
@@ -58,17 +74,26 @@ class _HumanSession:
         self._tools = {t.name: t for t in tools}
         self._calls = 0
         self._last: Sequence[Message] = ()
+        self._conversation: list[Message] = []
 
     async def act(self, new_messages: Sequence[Message]) -> Turn:
-        self._last = new_messages
-        for message in new_messages:
+        self._conversation += new_messages
+        # A program may send all of it again, in a session of its own.
+        seen = _common(self._agent.conversation, self._conversation)
+        self._last = self._conversation[seen:]
+        self._agent.conversation = [*self._conversation]
+        for message in self._last:
             self._agent.show(message)
         while True:
             line = await anyio.to_thread.run_sync(self._agent.ask, abandon_on_cancel=True)
             try:
-                return Turn(self._message(line))
+                message = self._message(line)
             except UnclearError as e:
                 self._agent.tell(str(e))
+                continue
+            for conversation in (self._conversation, self._agent.conversation):
+                conversation.append(message)
+            return Turn(message)
 
     def _message(self, line: str) -> Message:
         if not line.strip():
@@ -95,9 +120,16 @@ class _HumanSession:
             raise UnclearError("\n".join(line for tool in self._tools.values() for line in describe(tool)) or "none")
 
 
+def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """How many messages two conversations have in common at their begin."""
+    pairs = zip(fingerprints(one, ()), fingerprints(other, ()), strict=False)
+    return sum(a == b for a, b in pairs)  # Each is of all messages up to it.
+
+
 def describe(tool: ToolSpec) -> Iterator[str]:
     """How a tool is called, what it does, and its parameters."""
-    yield f"{usage(tool)}: {tool.description}" if tool.description else usage(tool)
+    summary = parse_docstring(tool.description).summary
+    yield f"{usage(tool)}: {summary}" if summary else usage(tool)
     yield from parameter_lines(tool)
 
 
@@ -109,12 +141,13 @@ def usage(tool: ToolSpec) -> str:
 
 
 def parameter_lines(tool: ToolSpec) -> Iterator[str]:
-    """One line a parameter: whether it is optional, its JSON schema, what it means."""
+    """One line a parameter: whether it is optional, its JSON schema, what it means, if only by the tool's docstring."""
+    said = parse_docstring(tool.description).args
     for name, schema in tool.parameters.get("properties", {}).items():
         optional = "" if name in tool.parameters.get("required", ()) else " (optional)"
-        kind = {key: value for key, value in schema.items() if key != "description"}
+        kind = {key: value for key, value in schema.items() if key not in ("description", "title")}
         text = kind["type"] if set(kind) == {"type"} else json.dumps(kind, ensure_ascii=False)
-        yield f"  {name}{optional}: {', '.join(filter(None, (text, schema.get('description'))))}"
+        yield f"  {name}{optional}: {', '.join(filter(None, (text, schema.get('description', said.get(name)))))}"
 
 
 def parse_arguments(text: str, tool: ToolSpec) -> dict[str, Any]:

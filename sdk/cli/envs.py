@@ -145,6 +145,7 @@ def _said(sandbox: "SandboxSpec") -> str:
 def describe(config: "EnvConfig", seed: int) -> dict[str, Any]:
     """What `moonmill envs show` shows, as plain data but for the prompts' messages."""
     from moonmill.envs import Taskset
+    from moonmill.envs.adapters.verifiers.environment import VerifiersEnv
     from moonmill.envs.limits import check_sandbox
     from moonmill.envs.wrapper import innermost
     from moonmill.envs.wrappers import factory_of
@@ -152,6 +153,7 @@ def describe(config: "EnvConfig", seed: int) -> dict[str, Any]:
 
     factory = factory_of(config)
     env = factory()
+    inner = innermost(env)
     tasks, missing = [], None
     for split in _SPLITS:
         try:
@@ -162,7 +164,7 @@ def describe(config: "EnvConfig", seed: int) -> dict[str, Any]:
         raise missing
     return {
         "id": config.id,
-        "description": _description(innermost(env)),
+        "description": inner.about() if isinstance(inner, VerifiersEnv) else _description(inner),
         "limits": {name: getattr(env, name) for name in ("max_turns", "max_tokens", "max_seconds")},
         "reward_bounds": env.reward_bounds,
         "system_prompt": env.system_prompt,

@@ -129,7 +129,8 @@ def play_by_hand(chosen: Chosen, out: "Console") -> "Rollout":
     factory = chosen.factory()
     task = Taskset(factory, chosen.split, chosen.seed).task(chosen.index)
     lines = Lines("> " if out.is_terminal else "")
-    for line in (*introduction(task, factory()), HINT):
+    env = factory()
+    for line in (*introduction(task, env), HINT):
         out.print(line, style="dim")
     shown: list[Message] = []
 
@@ -138,9 +139,10 @@ def play_by_hand(chosen: Chosen, out: "Console") -> "Rollout":
         print_message(out, message)
 
     with contextlib.closing(lines):
-        agent = HumanAgent(lines.ask, show, partial(out.print, style="dim"))
+        agent = HumanAgent(lines.ask, show, partial(out.print, style="dim"), env.tool_specs)
         rollout = chosen.played_by(agent, factory)
-    for message in rollout.messages[len(shown) + len(rollout.turn_rewards) :]:  # what answered the last turn
+    # What answered the last turn; where a program plays, nothing does.
+    for message in rollout.messages[len(shown) + len(rollout.turn_rewards) :] if rollout.turn_rewards else ():
         print_message(out, message)
     out.print(f"\nthe episode is over: {_WHY[rollout.stop_reason]}", style="bold")
     for line in outcome(rollout):

@@ -24,7 +24,7 @@ TOOLS = (
 def act(*lines: str, turns: int = 0, tell: Callable[[str], None] = lambda text: None) -> list[Turn]:
     """What the agent makes of these lines, by default one turn each."""
     typed = iter(lines)
-    session = HumanAgent(lambda: next(typed), lambda message: None, tell).session(TOOLS, 0)
+    session = HumanAgent(lambda: next(typed), lambda message: None, tell, TOOLS).session(TOOLS, 0)
 
     async def main() -> list[Turn]:
         return [await session.act(()) for _ in range(turns or len(lines))]
@@ -166,6 +166,30 @@ def test_tools_are_listed_with_their_parameters() -> None:
         "  value: number",
         '  to: {"enum": ["mi", "km"]}',
     ]
+
+
+def test_tools_of_others_are_told_as_ours_are_and_at_once_where_they_are_new() -> None:
+    schema = {"properties": {"text": {"title": "Text", "type": "string"}}, "required": ["text"]}
+    tool = ToolSpec("add", "Add a text.\n\nAt the end.\n\nArgs:\n    text: what is added", schema)
+    told: list[str] = []
+    agent = HumanAgent(lambda: "/tools" if len(told) < 2 else "done", lambda message: None, told.append)
+    session = agent.session((tool,), 0)
+    assert told == ["/add text=…: Add a text."]
+    anyio.run(session.act, ())
+    assert told[1].splitlines() == ["/add text=…: Add a text.", "  text: string, what is added"]
+    agent.session((tool,), 0)
+    assert len(told) == 2
+
+
+def test_what_was_seen_is_not_shown_again_where_a_program_sends_all_of_it() -> None:
+    shown: list[str] = []
+    agent = HumanAgent(lambda: "4", lambda message: shown.append(message.content), print)
+    asked = Message("user", "2+2")
+    turn = anyio.run(agent.session((), 0).act, (asked,))
+    anyio.run(agent.session((), 0).act, (asked, turn.message, Message("user", "Sure?")))
+    assert shown == ["2+2", "Sure?"]
+    anyio.run(agent.session((), 0).act, (Message("user", "3+3"),))
+    assert shown == ["2+2", "Sure?", "3+3"]
 
 
 def test_quit_leaves_as_the_end_of_the_input_does() -> None:

@@ -249,6 +249,12 @@ def test_an_episode_whose_agent_raised_is_not_recorded(env: str, here: Path) -> 
     assert (here / "log.jsonl").read_text() == ""
 
 
+def test_a_person_who_plays_a_program_is_shown_everything_once() -> None:
+    command = [sys.executable, "-m", "moonmill", "envs", "play", "program.py:Talk"]
+    done = subprocess.run(command, input="one\ntwo\n", capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[2:5] == ["user: Count.", "user: more than one", ""]
+
+
 def test_a_person_records_too(here: Path) -> None:
     command = [sys.executable, "-m", "moonmill", "envs", "record", "calculator-v0", "--out", "log.jsonl"]
     arguments = ["--set", "env.args.levels=[1]"]

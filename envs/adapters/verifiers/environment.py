@@ -61,13 +61,20 @@ class VerifiersEnv(ForeignEnv):
             stop=None if stop is None else StopReason(stop),
         )
 
+    def about(self) -> str:
+        """What its taskset says of itself, or else its module."""
+        said: str = self._ask({"do": "look"})["about"]
+        return said or "An environment of verifiers."
+
     def _ask_for_rows(self, split: str, start: int) -> Mapping[str, Any]:
-        request = {"do": "rows", "split": split, "start": start, "count": _PAGE}
+        return self._ask({"do": "rows", "split": split, "start": start, "count": _PAGE})
+
+    def _ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
-            page: Mapping[str, Any] = wait_on_thread(self._worker.asking(request))
+            answer: Mapping[str, Any] = wait_on_thread(self._worker.asking(request))
         except WorkerEndedError:  # A killed process ends episodes, not the run.
-            page = wait_on_thread(self._worker.asking(request))
-        return page
+            answer = wait_on_thread(self._worker.asking(request))
+        return answer
 
 
 def _worker_for(id: str, args: Mapping[str, Any]) -> Worker:

@@ -8,6 +8,7 @@ request, which then has none either. When stdin ends, by our end or our parent's
 import asyncio
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -34,6 +35,8 @@ class World(Protocol):
 
     api: str
     """`v1` or `v0`."""
+    about: str | None
+    """What its own class says of it; without that, its module's docstring is taken."""
 
     async def open(self) -> None:
         """Start what all episodes share."""
@@ -106,7 +109,8 @@ class Player:
         world = await asyncio.shield(self._opening)
         match request["do"]:
             case "look":
-                return {"api": world.api, "version": _version()}
+                about = inspect.cleandoc(world.about or _module_of(self._id).__doc__ or "")
+                return {"api": world.api, "version": _version(), "about": about}
             case "rows":
                 return world.rows(request["split"], request["start"], request["count"])
             case "play":

@@ -54,6 +54,7 @@ class V1:
         agents = {name: _agent(role, args.get(name) or {}, bundled) for name, role in roles.items()}
         taskset = {**(args.get("taskset") or {}), "id": id}
         self._env = vf.load_environment(vf.resolve_env_config({**args, **agents, "taskset": taskset}))
+        self.about = vars(type(self._env.taskset)).get("__doc__")
         self._rows = _Rows(self._env.taskset)
         configs = [getattr(self._env.config, name) for name in roles]
         self._tools_here = all(c.harness is not None and c.harness.id == _HARNESS for c in configs)
