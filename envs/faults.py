@@ -67,5 +67,7 @@ class FaultLog:
         """Count a fault; of several of a kind the first is the example."""
         before = self._faults.get((tool, kind))
         self._faults[tool, kind] = (
-            msgspec.structs.replace(before, count=before.count + 1) if before else ToolFault(tool, kind, 1, encodable(example))
+            msgspec.structs.replace(before, count=before.count + 1)
+            if before
+            else ToolFault(tool, kind, 1, encodable(example))
         )

@@ -244,7 +244,8 @@ def test_what_a_program_has_asked_besides_cannot_be_replayed(then: str) -> None:
 def test_an_episode_whose_agent_raised_is_not_recorded(env: str, here: Path) -> None:
     result = run("record", env, "--agent", "program.py:fail", "--out", "log.jsonl")
     assert result.exit_code == 1
-    assert result.output.splitlines()[-1] == "nothing is recorded, for it could not be replayed: its agent or its engine failed"
+    why = "it could not be replayed: its agent or its engine failed"
+    assert result.output.splitlines()[-1] == f"nothing is recorded, for {why}"
     assert "no idea" in result.output
     assert (here / "log.jsonl").read_text() == ""
 

@@ -39,7 +39,7 @@ class V0:
     """
 
     api = "v0"
-    about = None
+    about: str | None = None
 
     def __init__(self, id: str, args: dict[str, Any]) -> None:
         self._env = vf.load_environment(id, **args)
