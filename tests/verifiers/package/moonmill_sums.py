@@ -78,3 +78,7 @@ class Sums(vf.Taskset[SumTask, SumsConfig]):
         for scoring in ("slow", "broken"):
             data = Sum(prompt="1+1", answer=2, name=scoring, scoring=scoring, timeout=vf.TaskTimeout(scoring=0.2))
             yield SumTask(data, self.config.task)
+
+
+if __name__ == "__main__":  # so verifiers starts a toolset in a process of its own
+    Calculator.run()
