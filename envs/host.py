@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from moonmill.blame import blaming
 from moonmill.envs.base import MultiTurnEnv
 from moonmill.envs.clock import Clock
-from moonmill.envs.episode import Episode
 from moonmill.envs.episode_sandboxes import EpisodeSandboxes
 from moonmill.envs.foreign import Endpoint, ForeignEnv, Outcome, play, score_outcome
 from moonmill.envs.lifecycle import close_on_the_loop, is_async
@@ -60,7 +59,6 @@ class EnvHost:
         self._factory = factory
         self._thread: OwnerThread
         self._env: MultiTurnEnv
-        self._episode: Episode
         self._limits: Limits
         self._sandboxes = EpisodeSandboxes()
         self._soon: Callable[..., object]
@@ -107,7 +105,7 @@ class EnvHost:
 
     @property
     def faults(self) -> tuple[ToolFault, ...]:
-        return self._episode.faults.faults
+        return self._env._moonmill.faults.faults
 
     async def reset(self, task: Task, seed: int) -> tuple[Message, ...]:
         """Begin the episode; returns the prompt."""
@@ -120,7 +118,7 @@ class EnvHost:
         if reward != 0:  # A turn that earns nothing is within all bounds.
             with blaming(self.env_id, "step"):
                 reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self._limits.reward_bounds)
-        return StepResult(messages, reward, terminated, truncated, self._episode.ending)
+        return StepResult(messages, reward, terminated, truncated, self._env._moonmill.ending)
 
     async def play(self, model: Endpoint, seed: int) -> Outcome:
         """Have a program play the episode that has begun."""
@@ -164,9 +162,8 @@ class EnvHost:
         if not isinstance(env, MultiTurnEnv):
             raise EnvCodeError(f"{self.env_id} is no MultiTurnEnv, but makes {env!r:.200}")
         self._limits = limits_of(env)
-        self._episode = env._moonmill
         self._sandboxes = env._moonmill.sandboxes
-        self._episode.home = self._thread
+        env._moonmill.home = self._thread
         return env
 
     def _setup(self) -> None:

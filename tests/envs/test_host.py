@@ -476,6 +476,25 @@ def test_the_limits_are_the_instances(run: Run[Any]) -> None:
     run(main)
 
 
+def test_what_is_told_of_an_episode_is_that_of_the_newest(run: Run[Any]) -> None:
+    class Env(OneTask):
+        @tool
+        def fail(self) -> str:
+            """Raises."""
+            raise ValueError("no")
+
+    async def main() -> None:
+        async with EnvHost(Env, "test-v0") as hosted:
+            await hosted.reset(TASK, 0)
+            await hosted.step(says(call("fail")))
+            assert len(hosted.faults) == 1
+            await hosted.reset(TASK, 0)
+            assert not hosted.faults
+            assert (await hosted.step(Message("assistant", "x"))).ending is StopReason.ANSWERED
+
+    run(main)
+
+
 def test_the_finish_reason_reaches_the_environment(run: Run[Any]) -> None:
     class Env(OneTask):
         def step(self, action: Message | str) -> Any:
