@@ -192,7 +192,8 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Compute the layers of policy and critic again in the backward pass, rather than keep what they computed: far less
     memory for long rollouts, steps about a third longer, the same gradients."""
     max_bad_steps: PositiveInt = 3
-    """An update whose loss or gradients are not finite is left out; so many such steps in a row end the run."""
+    """An update whose loss or gradients are not finite is left out; so many such steps in a row are an
+    [alarm](runs.md#alarms) that ends the run, or has it fall back."""
     deterministic: bool = True
     """Compute so that the same steps give the same bits: steps that a crash has lost are done again from the log, and
     arrive where they did. On a CPU that costs nothing to speak of. On a GPU deterministic kernels are slower, and a

@@ -28,6 +28,8 @@ _KEPT = 500
 """Records that are looked back on, those included that a fall-back makes unseen."""
 _STRICT = 0.05
 """Masked share that `dis` does not have in a healthy run: the paper saw at most 0.6%."""
+_LEFT_OUT = ("skipped_updates", "skipped_critic_updates")
+"""Metrics that count updates whose loss or gradients were not finite."""
 _FAR = 4.0
 """Standard errors that are no chance any more, in thousands of steps."""
 
@@ -38,9 +40,14 @@ _OVER: dict[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "median":
 class Alarm(Struct, frozen=True):
     """A sign of a collapse."""
 
-    name: AlarmName
+    name: AlarmName | Literal["not_finite"]
     step: int
     text: str
+
+    @property
+    def ends_the_run(self) -> bool:
+        """There is nothing to go on with: only to fall back helps."""
+        return self.name == "not_finite"
 
 
 class _Past(NamedTuple):
@@ -175,9 +182,12 @@ class Alarms:
         off: alarms that are not given.
         strict: the objective is `dis`, whose band is so wide that healthy runs hardly have a token outside it; others
             clip many by design.
+        max_bad_steps: so many steps in a row with updates that were left out are an alarm.
     """
 
-    def __init__(self, off: Collection[AlarmName] = (), *, strict: bool = False) -> None:
+    def __init__(self, off: Collection[AlarmName] = (), *, strict: bool = False, max_bad_steps: int = 3) -> None:
+        self._max_bad_steps = max_bad_steps
+        self._bad_steps = 0
         self._rules = [rule for rule in RULES if rule.name not in off]
         if strict:
             self._rules = [r._replace(limit=_STRICT) if r.name == "masked_share" else r for r in self._rules]
@@ -190,11 +200,24 @@ class Alarms:
             back = record.rolled_back_to
             self._seen = [seen for seen in self._seen if (seen.step or 0) <= back]
             self._given.clear()
+            self._bad_steps = 0
             return []
         if record.step is None:
             return []
         self._seen = [*self._seen[1 - _KEPT :], record]
-        return [alarm for rule in self._rules if (alarm := self._judge(rule, record.step))]
+        alarms = [alarm for rule in self._rules if (alarm := self._judge(rule, record.step))]
+        self._bad_steps = self._bad_steps + 1 if any(map(record.metrics.get, _LEFT_OUT)) else 0
+        if self._bad_steps < self._max_bad_steps:
+            return alarms
+        return [
+            Alarm(
+                "not_finite",
+                record.step,
+                f"step {record.step}: loss or gradients were not finite in {self._bad_steps} "
+                f"step{'s in a row' * (self._bad_steps > 1)} (learner.max_bad_steps): the run has diverged",
+            ),
+            *alarms,
+        ]
 
     def _judge(self, rule: _Rule, step: int) -> Alarm | None:
         measured = [(record, value) for record in self._seen if (value := rule.value(record)) is not None]

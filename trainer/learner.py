@@ -7,7 +7,7 @@ the critic's warm-up train it alone and make no version. What always holds:
   micro-batches.
 - Same state and same rollouts in the same order give bit-identical weights, so that steps lost in a crash can be done
   again.
-- An update whose loss or gradients are not finite is left out and counted; `max_bad_steps` in a row end the run.
+- An update whose loss or gradients are not finite is left out and counted.
 """
 
 import time
@@ -30,7 +30,7 @@ from moonmill.trainer import checkpoint
 from moonmill.trainer.advantages import OutcomeAdvantages, gae_advantages, normalized
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.critic import Critic
-from moonmill.trainer.guard import Guard
+from moonmill.trainer.guard import notice
 from moonmill.trainer.models import Packed, export_dtype, implementation_of, load_policy, precision
 from moonmill.trainer.packing import pack
 from moonmill.trainer.parts import make_parts
@@ -57,7 +57,6 @@ class _State(Struct, frozen=True):
 
     step: int
     version: int
-    bad_steps: int
     lr_scale: float = 1.0
 
 
@@ -88,7 +87,6 @@ class Learner:
         self._policy_update = PolicyUpdate(self.policy, self._weights.parameters, self._algorithm, config)
         advantage = self._algorithm.advantage
         self._outcomes = None if isinstance(advantage, GaeConfig) else OutcomeAdvantages(advantage)
-        self._guard = Guard(config.learner.max_bad_steps)
         self._lr_scale = 1.0
         self._torn = False
         self._seconds: dict[str, float] = {}
@@ -102,8 +100,7 @@ class Learner:
         """Learn from one batch.
 
         Raises:
-            RunError: a rollout cannot be trained on, an update was left out for too many steps in a row, or an
-                earlier step failed half-way.
+            RunError: a rollout cannot be trained on, or an earlier step failed half-way.
         """
         self._refuse_torn()
         self._seconds = {}
@@ -126,13 +123,13 @@ class Learner:
         with precision(self._config.model):
             updated = self._learn(batch, rollouts, metrics)
         suspects = [rollouts[place].id for place in self._policy_update.suspects]
-        notice = self._guard.see(self.step_number + 1, metrics, suspects)
+        told = notice(self.step_number + 1, metrics, suspects)
         metrics |= {f"seconds_{phase}": seconds for phase, seconds in self._seconds.items()}
         self.step_number += 1
         self.version += updated
         self._torn = False
         finite = {name: value for name, value in metrics.items() if isfinite(value)}
-        return StepMetrics(self.step_number, self.version, updated, finite, notice)
+        return StepMetrics(self.step_number, self.version, updated, finite, told)
 
     def export(self, folder: Path) -> None:
         """Write what is trained of the policy into `folder` as the engine loads it: whole or not at all.
@@ -156,7 +153,7 @@ class Learner:
     def count_as(self, step: int, version: int, lr_scale: float) -> None:
         """Go on as from this step and version, with scaled learning rates: what a fall-back comes to."""
         self._refuse_torn()
-        self.step_number, self.version, self._guard.in_a_row = step, version, 0
+        self.step_number, self.version = step, version
         self._scale_lr(lr_scale)
 
     def _scale_lr(self, scale: float) -> None:
@@ -188,7 +185,7 @@ class Learner:
                 f"{path} is damaged, or no checkpoint of this run: {type(e).__name__}: {e}. Remove it to go on from "
                 "the one before"
             ) from e
-        self.step_number, self.version, self._guard.in_a_row = state.step, state.version, state.bad_steps
+        self.step_number, self.version = state.step, state.version
         self._scale_lr(state.lr_scale)
         self._torn = False
 
@@ -207,7 +204,7 @@ class Learner:
             if isinstance(e.__context__, OSError):
                 raise e.__context__ from e
             raise
-        state = _State(self.step_number, self.version, self._guard.in_a_row, self._lr_scale)
+        state = _State(self.step_number, self.version, self._lr_scale)
         (folder / "state.json").write_bytes(msgspec.json.encode(state))
 
     def _learn(self, batch: Sequence[Packed], rollouts: Sequence[Rollout], metrics: dict[str, float]) -> bool:

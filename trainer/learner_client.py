@@ -85,7 +85,7 @@ class LearnerClient:
         except httpx.TransportError as e:
             raise WorkerDiedError(f"the learner at {self._url} cannot be reached for {path}: {_reason(e)}") from e
         if response.status_code != httpx.codes.OK:
-            raise RunError(f"the learner failed at {path}: {_told(response)}")
+            raise RunError(_told(path, response))
         return msgspec.msgpack.decode(response.content, type=answer)
 
 
@@ -93,9 +93,11 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _told(response: httpx.Response) -> str:
+def _told(path: str, response: httpx.Response) -> str:
     try:
         told = msgspec.json.decode(response.content, type=ErrorAnswer)
     except msgspec.MsgspecError:
-        return f"status {response.status_code}: {response.text[:500]}"
-    return told.error if told.kind != "InternalError" else f"{told.error} (its log tells more)"
+        return f"the learner failed at {path}: status {response.status_code}: {response.text[:500]}"
+    if told.kind == "InternalError":
+        return f"the learner failed at {path}: {told.error} (its log tells more)"
+    return f"the learner: {told.error}"

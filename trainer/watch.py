@@ -17,7 +17,7 @@ from moonmill.errors import RunError
 from moonmill.trainer.alarms import MARGIN, Alarm, Alarms
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.buffer import Buffer
-from moonmill.trainer.checkpoint import damage_of, forget, newest_of, step_of
+from moonmill.trainer.checkpoint import damage_of, forget, newest_of, newest_step, step_of
 from moonmill.trainer.ledger import Ledger, Recovery
 from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.mismatch import MismatchWatch
@@ -73,11 +73,12 @@ class Watch:
         self._critic_ready = recovery.critic_ready or not most_steps(algorithm.critic)
         self._rewards = RewardWatch()
         self._mismatch = MismatchWatch(config.model.dtype)
-        self._alarms = Alarms(config.alarms.off, strict=isinstance(algorithm.objective, DisConfig))
+        self._lora = config.model.lora is not None
+        self._alarms = Alarms(config.alarms.off, strict=isinstance(algorithm.objective, DisConfig), max_bad_steps=config.learner.max_bad_steps)
         self._due: list[Alarm] = []
         for record in recovery.history:
             self._due = self._alarms.see(record)
-        if self._config.on_alarm == "stop":  # It has stopped. Whoever resumes wants it to go on.
+        if self._config.on_alarm != "fall_back":  # It has ended. Whoever resumes wants it to go on.
             self._due = []
         self._lr_scale = 1.0
         self.fall_backs = len(recovery.fall_backs)
@@ -115,13 +116,17 @@ class Watch:
         due, self._due = self._due, []
         if self._config.on_alarm == "fall_back" and not version and self._critic_ready:
             await self.checkpoint(step)
-        if not due or self._config.on_alarm == "warn":
+        if not due:
             return None
-        if self._config.on_alarm == "fall_back" and not version:  # The policy is what it was: all of it is told.
-            return None
+        ends = due[0].ends_the_run
+        if not ends and (self._config.on_alarm == "warn" or (self._config.on_alarm == "fall_back" and not version)):
+            return None  # Before the first policy update the policy is what it was: all of it is told.
         if self._config.on_alarm == "stop":
             await self.checkpoint(step)
-            raise RunError(f"alarm {due[0].name}: {due[0].text}. It stops here (alarms.on_alarm: stop): {_GO_ON}")
+            where = "It stops here (alarms.on_alarm: stop)"
+            raise RunError(f"alarm {due[0].name}: {due[0].text}. {where}: {self._go_on(due[0])}")
+        if self._config.on_alarm == "warn" or not version:
+            raise RunError(f"{due[0].text}, and ends here: {self._go_on(due[0])}")
         return await self._fall_back(due[0], step + 1, version + 1)
 
     async def _fall_back(self, alarm: Alarm, step: int, version: int) -> StepAnswer:
@@ -152,7 +157,7 @@ class Watch:
         if self.fall_backs >= most:
             raise RunError(
                 f"alarm {alarm.name}: {alarm.text}. The run has fallen back {self.fall_backs} times "
-                f"(alarms.max_fall_backs: {most}), so it ends here: {_GO_ON}"
+                f"(alarms.max_fall_backs: {most}), so it ends here: {self._go_on(alarm)}"
             )
         last = max(self._first, alarm.step - MARGIN)
         while found := newest_of(self._ledger.run.path, self._first, last):
@@ -161,5 +166,19 @@ class Watch:
             forget(self._ledger.run.path, {step_of(found)})
         raise RunError(
             f"alarm {alarm.name}: {alarm.text}. There is no checkpoint of the steps {self._first} to {last} to fall "
-            f"back to: {_GO_ON}"
+            f"back to: {self._go_on(alarm)}"
         )
+
+    def _go_on(self, alarm: Alarm) -> str:
+        """What whoever started the run can do."""
+        if not alarm.ends_the_run:
+            return _GO_ON
+        path = self._ledger.run.path
+        lower = "start a new run with a lower learner.lr or algorithm.critic.lr"
+        newest = newest_step(path)
+        if self._config.on_alarm != "fall_back" and newest_of(path, self._first, max(self._first, alarm.step - MARGIN)):
+            lower = f"go on from an earlier checkpoint with --resume --set alarms.on_alarm=fall_back, or {lower}"
+        if not newest:
+            return lower
+        export = f"moonmill export {path}{' --merge' * self._lora} --out FOLDER"
+        return f"{lower}; `{export}` makes of its newest checkpoint, of step {newest}, a model to begin with (model.path)"

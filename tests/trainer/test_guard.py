@@ -10,7 +10,6 @@ from torch import nn
 
 from moonmill.algorithm_config import AlgorithmConfig, DisConfig, GroupZscoreConfig
 from moonmill.config import LearnerConfig, LoraConfig
-from moonmill.errors import RunError
 from moonmill.trainer.learner import Learner
 from moonmill.trainer.optimizing import Course, Optimizer
 from moonmill.types import Action, Rollout
@@ -86,26 +85,3 @@ def test_a_token_that_was_sampled_with_probability_0_has_no_gradient(
     done = learner.step(with_a_bad_logprob(sampled(model_path, 0, group_size=8), 2, float("-inf")))
     assert (done.updated, done.notice) == (True, "")
     assert all(p.isfinite().all() for p in learner.policy.parameters())
-
-
-def test_so_many_such_steps_in_a_row_end_the_run(make_config: MakeConfig, model_path: Path):
-    learner = Learner(make_config())
-    good = sampled(model_path, 0)
-    bad = broken(good)
-    for batch in (bad, bad, good, bad, bad):
-        learner.step(batch)
-    with pytest.raises(RunError) as ended:
-        learner.step(bad)
-    assert str(ended.value) == (
-        "learner step 6: loss or gradients of the critic and policy were not finite, for 3 steps in a row "
-        "(learner.max_bad_steps): the run has diverged. Go back to a checkpoint with a lower learner.lr or "
-        "algorithm.critic.lr"
-    )
-    with pytest.raises(RunError, match="restore a checkpoint"):
-        learner.step(good)
-
-
-def test_how_many_is_a_key(make_config: MakeConfig, model_path: Path):
-    learner = Learner(make_config(learner=LearnerConfig(batch_rollouts=8, max_bad_steps=1)))
-    with pytest.raises(RunError, match="for 1 step in a row"):
-        learner.step(broken(sampled(model_path, 0)))

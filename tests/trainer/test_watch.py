@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from moonmill.config import Config, LoraConfig
 from moonmill.errors import RunError
 from moonmill.jsonl import read_jsonl
 from moonmill.rundir import RunDirectory
-from moonmill.trainer import alarms
+from moonmill.trainer import alarms, watch
 from moonmill.trainer.buffer import Buffer
 from moonmill.trainer.learner import Learner
 from moonmill.trainer.ledger import Ledger, Recovery
@@ -27,6 +27,7 @@ from tests.trainer.test_checkpoint import everything
 
 pytestmark = pytest.mark.anyio
 BAD = {"masked_share": 1.0}
+NOT_FINITE = {"skipped_updates": 1.0, "masked_share": 0.0, "ratio_std": 0.0}
 EVERY = 8
 
 
@@ -63,6 +64,7 @@ class Run:
         self.learner = Learner(config)
         self.buffer = Buffer(batch_units=8, window=16, max_staleness=4)
         self.warnings: list[str] = []
+        self.signs = BAD
         here = Here(self.learner, self.directory)
         self.watch = Watch(config, self.ledger, here, self.buffer, self.warnings.append, recovery)
         self.step, self.version = recovery.step, recovery.version
@@ -77,7 +79,7 @@ class Run:
                 self.ledger.rollout(rollout)
             done = self.learner.step(rollouts)
             self.step, self.version = done.step, done.version
-            metrics = {**done.metrics, **(BAD if bad(self.step) else {"masked_share": 0.0, "ratio_std": 0.0})}
+            metrics = {**done.metrics, **(self.signs if bad(self.step) else {"masked_share": 0.0, "ratio_std": 0.0})}
             record = StepRecord(self.step, self.version, tuple(r.id for r in rollouts), reward=0.5, metrics=metrics)
             self.ledger.step(record)
             self.watch.see(record, rollouts)
@@ -205,6 +207,48 @@ async def test_a_damaged_checkpoint_is_passed_over_and_where_there_is_none_that_
     run.directory.checkpoints.joinpath("step-000000", "state.json").unlink()
     with pytest.raises(RunError, match="no checkpoint of the steps 0 to 14 to fall back to"):
         await run.go(40, bad=lambda step: step == 34)
+
+
+@pytest.mark.parametrize("then", ["warn", "stop"])
+async def test_numbers_that_are_not_finite_for_too_long_end_the_run_with_what_can_be_done(
+    begin: Begin, then: Literal["warn", "stop"]
+) -> None:
+    run = begin(AlarmsConfig(then))
+    run.signs = NOT_FINITE
+    await run.go(10, bad=lambda step: step in (2, 3, 9, 10))
+    assert run.warnings == []
+    with pytest.raises(RunError) as ended:
+        await run.go(14, bad=lambda step: step == 11)
+    saved = 11 if then == "stop" else 8
+    assert "step 11: loss or gradients were not finite in 3 steps in a row (learner.max_bad_steps)" in str(ended.value)
+    assert "start a new run with a lower learner.lr or algorithm.critic.lr; `moonmill export " in str(ended.value)
+    assert f"of its newest checkpoint, of step {saved}, a model to begin with (model.path)" in str(ended.value)
+    assert "--resume" not in str(ended.value)
+    run.close()
+    again = begin(AlarmsConfig(then))
+    assert await again.watch.act(11, 11) is None  # Whoever resumes wants it to go on.
+
+
+async def test_a_run_falls_back_from_numbers_that_are_not_finite(begin: Begin) -> None:
+    run = begin(AlarmsConfig("fall_back"))
+    run.signs = NOT_FINITE
+    await run.go(33, bad=lambda step: step in (28, 29, 30, 32, 33))
+    assert [(s.step, s.rolled_back_to) for s in run.steps if s.rolled_back_to is not None] == [(31, 8)]
+    assert "alarm not_finite: step 30: loss or gradients were not finite in 3 steps in a row" in run.warnings[0]
+
+
+async def test_a_run_that_has_ended_so_can_be_resumed_to_fall_back(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "MARGIN", 10)
+    run = begin(AlarmsConfig("warn"))
+    run.signs = NOT_FINITE
+    with pytest.raises(RunError, match="--resume --set alarms.on_alarm=fall_back, or start a new run"):
+        await run.go(31, bad=lambda step: step > 27)
+    run.close()
+    fell = await begin(AlarmsConfig("fall_back")).watch.act(30, 30)
+    assert fell is not None
+    assert fell.step == 31
 
 
 async def test_before_the_first_policy_update_there_is_nothing_to_go_back_to(
