@@ -11,7 +11,8 @@ from typing import Protocol
 
 import anyio.to_thread
 
-from moonmill.algorithm_config import DisConfig
+from moonmill.alarm_config import AlarmName
+from moonmill.algorithm_config import DisConfig, GspoConfig
 from moonmill.config import Config
 from moonmill.errors import RunError
 from moonmill.trainer.alarms import MARGIN, Alarm, Alarms
@@ -74,7 +75,13 @@ class Watch:
         self._rewards = RewardWatch()
         self._mismatch = MismatchWatch(config.model.dtype)
         self._lora = config.model.lora is not None
-        self._alarms = Alarms(config.alarms.off, strict=isinstance(algorithm.objective, DisConfig), max_bad_steps=config.learner.max_bad_steps)
+        # GSPO clips a large share of the tokens by design: its paper shows 15%, with batches that are never stale.
+        by_design: set[AlarmName] = {"masked_share"} if isinstance(algorithm.objective, GspoConfig) else set()
+        self._alarms = Alarms(
+            by_design.union(config.alarms.off),
+            strict=isinstance(algorithm.objective, DisConfig),
+            max_bad_steps=config.learner.max_bad_steps,
+        )
         self._due: list[Alarm] = []
         for record in recovery.history:
             self._due = self._alarms.see(record)

@@ -111,9 +111,9 @@ def begin(make_config: MakeConfig, model_path: Path, tmp_path: Path, monkeypatch
     """A GRPO run with these alarms; called again, the same one resumed. Its batches are smaller than others'."""
     monkeypatch.setattr(alarms, "_ROLLOUTS", 24)
 
-    def begun(wanted: AlarmsConfig, lora: LoraConfig | None = None) -> Run:
-        grpo = AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=4))
-        return Run(replace(make_config(algorithm=grpo, lora=lora), alarms=wanted), tmp_path / "run", model_path)
+    def begun(wanted: AlarmsConfig, lora: LoraConfig | None = None, algorithm: AlgorithmConfig | None = None) -> Run:
+        algorithm = algorithm or AlgorithmConfig("grpo", advantage=GroupZscoreConfig(group_size=4))
+        return Run(replace(make_config(algorithm=algorithm, lora=lora), alarms=wanted), tmp_path / "run", model_path)
 
     return begun
 
@@ -124,6 +124,13 @@ async def test_a_warning_is_told_and_the_run_goes_on(begin: Begin) -> None:
     assert [text[:26] for text in run.warnings if "alarm" in text] == ["alarm masked_share: step 4"]
     (event,) = [e for e in read_jsonl(run.directory.events, Event) if e.kind == "alarm"]
     assert (event.data["name"], event.data["step"]) == ("masked_share", 4)
+
+
+async def test_gspo_masks_many_tokens_by_design(begin: Begin) -> None:
+    gspo = AlgorithmConfig("gspo", advantage=GroupZscoreConfig(group_size=4))
+    run = begin(AlarmsConfig(), algorithm=gspo)
+    await run.go(6, bad=lambda step: step > 3)
+    assert [text for text in run.warnings if "masked_share" in text] == []
 
 
 async def test_stop_leaves_a_checkpoint_and_a_resumed_run_goes_on(begin: Begin) -> None:
