@@ -130,6 +130,14 @@ class StalenessSummary(Struct, frozen=True):
     max: int = 0
 
 
+class Spread(Struct, frozen=True):
+    """How a figure lies over the rollouts."""
+
+    median: float
+    p95: float
+    max: float
+
+
 class Summary(Struct, frozen=True):
     """A run in figures, as its directory tells them."""
 
@@ -139,6 +147,14 @@ class Summary(Struct, frozen=True):
     """`finished`, `running`, `stopped` (by Ctrl-C), `failed` (with an error) or `killed`."""
     steps: int
     version: int
+    error: str | None = None
+    """Why it failed, where it did."""
+    preset: str | None = None
+    """`algorithm.preset`; None, as the learning rates, where its config cannot be read."""
+    lr: float | None = None
+    """`learner.lr`, times what fall-backs have made of it."""
+    critic_lr: float | None = None
+    """The critic's, likewise; None without one."""
     evals: tuple[EvalResult, ...] = ()
     rollouts_trained: int = 0
     rollouts_finished: int = 0
@@ -173,6 +189,10 @@ class Summary(Struct, frozen=True):
     """Tokens trained on, over the run's wall-clock."""
     waits: dict[str, float] = {}
     """Seconds waited, by cause."""
+    episode_seconds: Spread | None = None
+    """How long the finished rollouts took, each from its beginning to its end,"""
+    tool_seconds: Spread | None = None
+    """and how much of that for the environment: `reset`, tools, `step`."""
     sandboxes: dict[str, int] = {}
     """How many were `created`, `reused` (stood ready when they were asked for) and `failed`."""
     sandbox_seconds: float | None = None

@@ -1,16 +1,20 @@
 """A run in figures, read from its directory: also of one that goes on, or was killed."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import ceil
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 import msgspec
 
+from moonmill.config_io import load_config
+from moonmill.errors import ConfigError
 from moonmill.jsonl import read_jsonl
-from moonmill.reporting import EvalResult, StalenessSummary, Summary
+from moonmill.reporting import EvalResult, Spread, StalenessSummary, Summary
 from moonmill.rundir import RunDirectory
+from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.records import Event, StepRecord
 from moonmill.types import Rollout, Status, ToolFault
 
@@ -45,23 +49,30 @@ def summarize(path: Path) -> Summary:
     masked = [s.metrics["masked_share"] for s in done if "masked_share" in s.metrics]
     learning, both = sum(s.spans.learning for s in done), sum(s.spans.both for s in done)
     wall = sum(s.spans.wall for s in done)
-    finished, truncated, faults, waited = _rollouts(run)
+    played = _rollouts(run)
+    finished = played.finished
     told = read_events(run)
+    scale = next((s.lr_scale for s in reversed(done) if s.rolled_back_to is not None), 1.0)
+    preset, lr, critic_lr = _trained_with(run)
     trained = sum(len(s.consumed) for s in done)
     return Summary(
         run=str(path),
         status=told.status,
         steps=last.step or 0,
         version=last.version,
+        error=told.error,
+        preset=preset,
+        lr=None if lr is None else lr * scale,
+        critic_lr=None if critic_lr is None else critic_lr * scale,
         evals=told.evals,
         rollouts_trained=trained,
         rollouts_finished=finished,
         pending=finished - trained - drops.total(),
-        truncated=truncated / finished if finished else None,
+        truncated=played.truncated / finished if finished else None,
         metrics=means(s.env_metrics for s in done[-_NEWEST:]),
         dropped={r: n for r, n in drops.items() if r not in failed},
         failed=failed,
-        tool_faults=faults,
+        tool_faults=played.faults,
         staleness=_staleness(staleness),
         masked_share_mean=fmean(masked) if masked else None,
         critic={name: last.metrics[name] for name in _HEALTH if name in last.metrics},
@@ -74,22 +85,61 @@ def summarize(path: Path) -> Summary:
         overlap=both / learning if learning else None,
         tokens_per_second=sum(s.tokens for s in done) / wall if wall else 0.0,
         waits={words: sum(getattr(s.waits, cause) for s in done) for cause, words in CAUSES.items()},
+        episode_seconds=_spread(played.seconds),
+        tool_seconds=_spread(played.tools),
         sandboxes={name: n for name in _GROWING if (n := sum(getattr(s.sandboxes, name) for s in done))},
-        sandbox_seconds=waited / finished if waited else None,
+        sandbox_seconds=played.sandbox / finished if played.sandbox else None,
     )
 
 
-def _rollouts(run: RunDirectory) -> tuple[int, int, tuple[ToolFault, ...], float]:
-    """How many have finished, how many of them were truncated, their tool faults, their waiting for sandboxes."""
+class _Played(NamedTuple):
+    """What the finished rollouts tell."""
+
+    finished: int
+    truncated: int
+    faults: tuple[ToolFault, ...]
+    sandbox: float
+    """Seconds that they waited for sandboxes, all together."""
+    seconds: list[float]
+    """Of each,"""
+    tools: list[float]
+    """and of that for the environment."""
+
+
+def _trained_with(run: RunDirectory) -> tuple[str | None, float | None, float | None]:
+    """The preset, and the learning rates of policy and critic, as the config says."""
+    try:
+        config = load_config(run.config)
+        critic = resolve(config.algorithm, config.learner.batch_rollouts).critic
+    except ConfigError:
+        return None, None, None
+    return config.algorithm.preset, config.learner.lr, critic.lr if critic else None
+
+
+def _spread(values: list[float]) -> Spread | None:
+    if not any(values):
+        return None
+    return Spread(median(values), _p95(sorted(values)), max(values))
+
+
+def _p95(ordered: Sequence[float]) -> float:
+    return float(ordered[ceil(0.95 * len(ordered)) - 1])
+
+
+def _rollouts(run: RunDirectory) -> _Played:
     finished = truncated = 0
     waited = 0.0
+    seconds: list[float] = []
+    tools: list[float] = []
     faults: dict[tuple[str, str], ToolFault] = {}
     for rollout in read_jsonl(run.rollouts, Rollout):
         finished += 1
         truncated += rollout.status is Status.TRUNCATED
         waited += rollout.timings.sandbox
+        seconds.append(rollout.timings.total)
+        tools.append(rollout.timings.environment)
         _add_faults(faults, rollout.tool_faults)
-    return finished, truncated, with_unknown_as_one(faults.values()), waited
+    return _Played(finished, truncated, with_unknown_as_one(faults.values()), waited, seconds, tools)
 
 
 def fates(run: RunDirectory, rollouts: Collection[str]) -> dict[str, str]:
@@ -157,16 +207,18 @@ class Told(NamedTuple):
     probe_difference_max: float | None
     alarms: dict[str, int]
     """How many, by name."""
+    error: str | None = None
+    """Why it failed, where that is how it stands."""
 
 
 def read_events(run: RunDirectory) -> Told:
     """How the run stands, its evaluations and alarms; one that was repeated after a crash counts once."""
-    status, difference = "started", None
+    status, difference, error = "started", None, None
     alarms: set[tuple[str, int]] = set()
     evals: dict[tuple[str, float], EvalResult] = {}
     for event in read_jsonl(run.events, Event):
         if event.kind in _ENDINGS:
-            status = event.kind
+            status, error = event.kind, event.data.get("error")
         elif event.kind == "eval":
             result = msgspec.convert(event.data["result"], EvalResult)
             evals[result.label, result.temperature] = result
@@ -176,10 +228,10 @@ def read_events(run: RunDirectory) -> Told:
             difference = max(difference or 0.0, event.data["probe_difference"])
     if status == "started":
         status = "running" if run.in_use() else "killed"
-    return Told(status, tuple(evals.values()), difference, dict(Counter(name for name, _ in alarms)))
+    return Told(status, tuple(evals.values()), difference, dict(Counter(name for name, _ in alarms)), error)
 
 
 def _staleness(ordered: list[int]) -> StalenessSummary:
     if not ordered:
         return StalenessSummary()
-    return StalenessSummary(fmean(ordered), float(ordered[int(0.95 * (len(ordered) - 1))]), ordered[-1])
+    return StalenessSummary(fmean(ordered), _p95(ordered), ordered[-1])

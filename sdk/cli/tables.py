@@ -16,6 +16,8 @@ _EXAMPLE_WIDTH = 100
 def print_summary(out: Console, summary: Summary) -> None:
     """A run: its evaluations, what changed, and where its rollouts and its time went."""
     out.print(f"{summary.run}: {summary.status}, {summary.steps} steps, version {summary.version}", style="bold")
+    if summary.error:
+        out.print(summary.error, style="red")
     if summary.evals:
         out.print()
         print_evals(out, summary.evals)
@@ -97,6 +99,9 @@ def _change(first: EvalResult, last: EvalResult) -> str:
 
 
 def _facts(s: Summary) -> Iterable[tuple[str, str]]:
+    if s.preset and s.lr is not None:
+        critic = "" if s.critic_lr is None else f", critic {s.critic_lr:g}"
+        yield "trained with", f"{s.preset}; learning rate {s.lr:g}{critic}"
     yield "rollouts", f"{s.rollouts_finished:,} finished, {s.rollouts_trained:,} trained on, {s.pending:,} pending"
     yield "truncated", share(s.truncated)
     yield "dropped", _counts(s.dropped)
@@ -121,15 +126,20 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
     yield "trained tokens/s", number(s.tokens_per_second, 0)
     for cause, waited in s.waits.items():
         yield f"wait: {cause}", seconds(waited)
+    for name, spread in {"an episode takes": s.episode_seconds, "of that for its tools": s.tool_seconds}.items():
+        if spread:
+            most = f"95% at most {seconds(spread.p95)}, maximum {seconds(spread.max)}"
+            yield name, f"median {seconds(spread.median)}, {most}"
 
 
 def _critic(health: Mapping[str, float]) -> str:
+    bias = health.get("value_bias", 0.0)
     named = {
-        "explained variance": "explained_variance_smoothed",
-        "values too high by": "value_bias",
-        "calibration error": "value_calibration_error",
+        "explained variance": health.get("explained_variance_smoothed"),
+        f"values too {'low' if bias < 0 else 'high'} by": abs(bias) if "value_bias" in health else None,
+        "calibration error": health.get("value_calibration_error"),
     }
-    return ", ".join(f"{text} {number(health[key], 3)}" for text, key in named.items() if key in health)
+    return ", ".join(f"{text} {number(value, 3)}" for text, value in named.items() if value is not None)
 
 
 def _counts(by_reason: Mapping[str, int]) -> str:

@@ -16,7 +16,7 @@ from moonmill.cli.output import console, print_json, table
 from moonmill.cli.progress import LiveReporter, PlainReporter, eval_text, reporting, sparkline, step_text
 from moonmill.cli.tables import changes, print_summary
 from moonmill.cli.transcripts import print_rollout
-from moonmill.reporting import Estimate, EvalResult, Failure, LevelResult, StalenessSummary, StepLine, Summary
+from moonmill.reporting import Estimate, EvalResult, Failure, LevelResult, Spread, StalenessSummary, StepLine, Summary
 from moonmill.trainer.eval_compare import Contrast, EvalComparison, Paired
 from moonmill.types import Action, Message, Observation, Rollout, Status, StopReason, Task, ToolCall, ToolFault, Usage
 
@@ -159,6 +159,26 @@ def test_a_model_alone_says_in_which_context_it_is_evaluated():
     policy = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
     assert settings("calculator-v0", str(policy), ()).model.max_length == 512
     assert settings("calculator-v0", str(policy), ("model.max_length=99",)).model.max_length == 99
+
+
+def test_a_summary_of_a_failed_run_tells_why_and_what_it_trained_with():
+    summary = msgspec.structs.replace(
+        SUMMARY,
+        status="failed",
+        error="the engine died 4 times",
+        preset="sao",
+        lr=2e-4,
+        critic_lr=2e-3,
+        critic={"value_bias": -0.097},
+        episode_seconds=Spread(1.0, 2.5, 71.0),
+        tool_seconds=Spread(0.1, 0.2, 70.0),
+    )
+    lines = [re.sub(r"  +", "  ", line.strip()) for line in printed(summary).splitlines()]
+    assert lines[1] == "the engine died 4 times"
+    assert "trained with  sao; learning rate 0.0002, critic 0.002" in lines
+    assert "an episode takes  median 1.0 s, 95% at most 2.5 s, maximum 1 min 11 s" in lines
+    assert "of that for its tools  median 0.1 s, 95% at most 0.2 s, maximum 1 min 10 s" in lines
+    assert "critic  values too low by 0.097" in lines
 
 
 def test_a_summary_in_json_has_every_key(capsys):

@@ -7,7 +7,7 @@ import msgspec
 
 from moonmill.config import Config, EnvConfig, ModelConfig
 from moonmill.envs.sandbox_host import SandboxFigures
-from moonmill.reporting import Summary
+from moonmill.reporting import Spread, Summary
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.buffer import Drop
 from moonmill.trainer.ledger import Ledger
@@ -83,6 +83,21 @@ def test_what_became_of_sandboxes_is_summed_up_and_their_waiting_averaged(tmp_pa
     waited = msgspec.structs.replace(FINISHED, timings=Timings(sandbox=1.5))
     summary = summary_of(tmp_path / "with", [waited, FINISHED], steps)
     assert (summary.sandboxes, summary.sandbox_seconds) == ({"created": 15, "reused": 4, "failed": 1}, 0.75)
+
+
+def test_why_it_failed_what_it_trained_with_and_how_long_episodes_took(tmp_path: Path) -> None:
+    slow = [msgspec.structs.replace(FINISHED, timings=Timings(total=t, environment=t / 2)) for t in (1.0, 2.0, 60.0)]
+    fell = StepRecord(3, 3, rolled_back_to=1, lr_scale=0.5)
+    summary = summary_of(tmp_path, slow, [StepRecord(1, 1), fell])
+    config = Config(env=EnvConfig("test-v0"), model=ModelConfig("nowhere"))
+    assert (summary.preset, summary.lr, summary.critic_lr) == ("sao", config.learner.lr / 2, 5e-6 / 2)
+    assert summary.episode_seconds == Spread(2.0, 60.0, 60.0)
+    assert summary.tool_seconds == Spread(1.0, 30.0, 30.0)
+    ledger = Ledger(RunDirectory.open(tmp_path / "run"))
+    ledger.event("started")
+    ledger.event("failed", error="it burns")
+    ledger.close()
+    assert summarize(tmp_path / "run").error == "it burns"
 
 
 def test_the_fate_of_a_rollout_is_told_in_words(tmp_path: Path) -> None:
