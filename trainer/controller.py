@@ -91,7 +91,7 @@ class Controller:
         self._spans, self._waits = self._meter.spans(), Waits()
         self._changed = anyio.Event()
         self._stop_asked = anyio.Event()
-        self._watch = watch.Watch(config, ledger, learner, buffer, reporter.warn, recovery)
+        self._watch = watch.Watch(config, ledger, learner, buffer, reporter.warn, recovery, reporter.phase)
         self._last_error: str | None = None
         self._learning = False
         self._length = length

@@ -11,6 +11,9 @@ from moonmill.algorithm_config import CriticConfig, PretrainConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.explained import Variance, explained_variance
 
+_LITTLE = 0.05
+"""Explained variance of a critic that knows hardly more than the mean."""
+
 
 class WarmUp:
     """Follows a critic from its first step.
@@ -51,6 +54,31 @@ def has_stopped_rising(steps: Sequence[Variance], config: PretrainConfig) -> boo
         now = explained_variance(steps[end - config.window : end])
         best, since = (now, 0) if now > best + config.min_rise else (best, since + 1)
     return since >= config.patience
+
+
+def how_it_ended(config: CriticConfig, step: int, explained: float | None) -> tuple[str, str]:
+    """Why the critic is trained alone no longer, and a warning where it has learned too little; both may be empty.
+
+    Args:
+        config: the critic's.
+        step: learner steps that trained it alone.
+        explained: its explained variance, smoothed; None where nothing could be told of it.
+    """
+    pretrain = config.pretrain
+    if pretrain is None:
+        return "", ""
+    why = f"its explained variance has not risen by {pretrain.min_rise:g} for {pretrain.patience} steps"
+    if step >= pretrain.max_steps:
+        why = f"that is the most it may take (pretrain.max_steps: {pretrain.max_steps})"
+    known = "unknown" if explained is None else f"{explained:.3f}"
+    told = f"the critic's pre-training ended after {step} steps: {why}; explained variance {known}"
+    if explained is not None and explained >= _LITTLE:
+        return told, ""
+    return told, (
+        f"the critic has learned next to nothing in {step} steps: its explained variance is {known}, below {_LITTLE:g}, "
+        "so its values tell no more than the mean would. Raise algorithm.critic.lr, or algorithm.critic.pretrain.patience "
+        "where it is only slow; see whether rewards vary at all"
+    )
 
 
 def most_steps(config: CriticConfig | None) -> int:

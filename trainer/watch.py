@@ -24,7 +24,7 @@ from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.mismatch import MismatchWatch
 from moonmill.trainer.records import StepRecord
 from moonmill.trainer.rewards import RewardWatch
-from moonmill.trainer.warm_up import most_steps
+from moonmill.trainer.warm_up import how_it_ended, most_steps
 from moonmill.types import Rollout
 
 _GO_ON = "go on with --resume and alarms.on_alarm=warn, or start a new run with a lower learner.lr"
@@ -51,6 +51,7 @@ class Watch:
         learner: saves, and goes back.
         buffer: of the run.
         warn: told of what looks wrong.
+        tell: told of what is only news.
         recovery: where the run stands.
     """
 
@@ -62,15 +63,18 @@ class Watch:
         buffer: Buffer,
         warn: Callable[[str], None],
         recovery: Recovery,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._config = config.alarms
         self._ledger = ledger
         self._learner = learner
         self._buffer = buffer
         self._warn = warn
+        self._tell = tell
         algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
         self._first = recovery.alone
         """Learner steps before the first policy update: nothing goes back behind them."""
+        self._critic = algorithm.critic
         self._critic_ready = recovery.critic_ready or not most_steps(algorithm.critic)
         self._rewards = RewardWatch()
         self._mismatch = MismatchWatch(config.model.dtype)
@@ -97,14 +101,26 @@ class Watch:
         """Tell what looks wrong in a committed step, once each, and what the learner itself has noticed."""
         step = record.step or 0
         self._first = step if not record.version else self._first
-        self._critic_ready = self._critic_ready or record.metrics.get("critic_ready") == 1
-        for text in filter(None, (self._rewards.see(rollouts), self._mismatch.see(step, record.metrics), notice)):
+        found = (self._rewards.see(rollouts), self._mismatch.see(step, record.metrics), notice, self._ready(record))
+        for text in filter(None, found):
             self._ledger.event("warning", text=text)
             self._warn(text)
         self._due = self._alarms.see(record)
         for alarm in self._due:
             self._ledger.event("alarm", name=alarm.name, step=alarm.step, text=alarm.text)
             self._warn(f"alarm {alarm.name}: {alarm.text}")
+
+    def _ready(self, record: StepRecord) -> str:
+        """Notice that the critic is trained alone no longer; returns what looks wrong with it."""
+        if self._critic is None or self._critic_ready or record.metrics.get("critic_ready") != 1:
+            return ""
+        self._critic_ready = True
+        explained = record.metrics.get("explained_variance_smoothed")
+        news, wrong = how_it_ended(self._critic, record.step or 0, explained)
+        if news:
+            self._ledger.event("critic_ready", step=record.step, text=news)
+            self._tell(news)
+        return wrong
 
     async def checkpoint(self, step: int) -> None:
         """Save everything after this step, and keep what may have to be gone back to."""
@@ -155,7 +171,7 @@ class Watch:
         self.fall_backs, self._lr_scale = self.fall_backs + 1, scale
         await anyio.to_thread.run_sync(forget, self._ledger.run.path, range(back + 1, step))
         self._ledger.event("fell_back", step=step, version=version, to=back, lr_scale=scale, alarm=alarm.name)
-        self._warn(f"fell back to step {back}, which is v{version} now; learning rates are multiplied by {scale:g}")
+        self._warn(f"step {step}: fell back to step {back}, which is v{version} now; learning rates are multiplied by {scale:g}")
         return answer
 
     def _target(self, alarm: Alarm) -> Path:

@@ -5,7 +5,7 @@ import pytest
 from moonmill.algorithm_config import CriticConfig, PretrainConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.explained import Variance
-from moonmill.trainer.warm_up import WarmUp, check_warm_up, has_stopped_rising, most_steps
+from moonmill.trainer.warm_up import WarmUp, check_warm_up, has_stopped_rising, how_it_ended, most_steps
 
 
 def course(*explained: float) -> list[Variance]:
@@ -104,3 +104,13 @@ def test_bounds_that_cannot_both_hold_are_refused():
     with pytest.raises(ConfigError, match=r"pretrain.max_steps: 5 is less than .*warmup_steps \(6\)"):
         check_warm_up(CriticConfig(warmup_steps=6, pretrain=PretrainConfig(max_steps=5)))
     check_warm_up(CriticConfig(warmup_steps=6, pretrain=PretrainConfig(max_steps=6)))
+
+
+def test_why_it_ended_is_said_and_a_critic_that_learned_nothing_is_told_from_one_that_has():
+    config = CriticConfig(warmup_steps=1, pretrain=PretrainConfig(max_steps=40))
+    risen, sound = how_it_ended(config, 30, 0.4)
+    assert risen.endswith("has not risen by 0.01 for 10 steps; explained variance 0.400")
+    assert "(pretrain.max_steps: 40)" in how_it_ended(config, 40, 0.4)[0]
+    assert sound == ""
+    assert "explained variance is unknown" in how_it_ended(config, 30, None)[1]
+    assert how_it_ended(CriticConfig(warmup_steps=8), 8, -1.0) == ("", "")

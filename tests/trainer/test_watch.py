@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from moonmill.alarm_config import AlarmsConfig
-from moonmill.algorithm_config import AlgorithmConfig, CriticConfig, GroupZscoreConfig
+from moonmill.algorithm_config import AlgorithmConfig, CriticConfig, GroupZscoreConfig, PretrainConfig
 from moonmill.config import Config, LoraConfig
 from moonmill.errors import RunError
 from moonmill.jsonl import read_jsonl
@@ -151,6 +151,7 @@ async def test_a_fall_back_is_a_step_that_can_be_done_again_to_the_bit(begin: Be
     await run.go(34, bad=lambda step: step == 30)
     fell = run.steps[30]
     assert (fell.step, fell.version, fell.consumed, fell.rolled_back_to, fell.lr_scale) == (31, 31, (), 8, 0.25)
+    assert "step 31: fell back to step 8, which is v31 now; learning rates are multiplied by 0.25" in run.warnings
     assert [s.step for s in run.steps] == list(range(1, 35))
     assert [s.version for s in run.steps] == list(range(1, 35))
     assert run.steps[31].metrics["lr"] == 0.25 * run.steps[7].metrics["lr"]
@@ -256,6 +257,23 @@ async def test_a_run_that_has_ended_so_can_be_resumed_to_fall_back(
     fell = await begin(AlarmsConfig("fall_back")).watch.act(30, 30)
     assert fell is not None
     assert fell.step == 31
+
+
+async def test_why_pre_training_of_the_critic_ended_is_told_once(
+    make_config: MakeConfig, model_path: Path, tmp_path: Path
+) -> None:
+    config = make_config(critic=CriticConfig(warmup_steps=1, pretrain=PretrainConfig(max_steps=40)))
+    ledger = Ledger(RunDirectory.create(tmp_path / "run", config))
+    learner: Any = None  # It is asked for nothing.
+    buffer, told, warned = Buffer(batch_units=8, window=16, max_staleness=4), list[str](), list[str]()
+    recovery = Recovery(step=20, version=0, pending=(), next_index=0, holes=())
+    watch = Watch(config, ledger, learner, buffer, warned.append, recovery, told.append)
+    for step in (21, 22):
+        metrics = {"critic_ready": 1.0, "explained_variance_smoothed": -0.002}
+        watch.see(StepRecord(step, 0, metrics=metrics), sampled(model_path, step))
+    assert len(told) == len(warned) == 1
+    assert told[0].startswith("the critic's pre-training ended after 21 steps: its explained variance has not risen")
+    assert warned[0].startswith("the critic has learned next to nothing in 21 steps: its explained variance is -0.002")
 
 
 async def test_before_the_first_policy_update_there_is_nothing_to_go_back_to(
