@@ -19,6 +19,9 @@ _ListType = inspect.ListType | inspect.VarTupleType | inspect.TupleType
 _SHOWN = 60
 """Characters of a wrong value that a message repeats."""
 
+_NEAR = 0.6
+"""Likeness from which on a name may have been meant: `ppo` is not meant for `gspo`."""
+
 
 class Problem(Struct, frozen=True):
     """One thing to put right."""
@@ -198,8 +201,13 @@ def _one_of(values: Iterable[Any]) -> str:
 
 
 def _did_you_mean(wrong: Any, names: Iterable[Any]) -> str:
-    near = difflib.get_close_matches(str(wrong), [str(n) for n in names], n=1, cutoff=0.5)
-    return f", did you mean `{near[0]}`?" if near else ""
+    near = max(((_likeness(str(wrong), str(n)), str(n)) for n in names), key=lambda pair: pair[0], default=(0.0, ""))
+    return f", did you mean `{near[1]}`?" if near[0] >= _NEAR else ""
+
+
+def _likeness(wrong: str, name: str) -> float:
+    """Of two names, or of one and a word of the other: `bach` is meant for `batch_rollouts`."""
+    return max(difflib.SequenceMatcher(None, wrong, part).ratio() for part in (name, *name.split("_")))
 
 
 def _show(value: Any) -> str:

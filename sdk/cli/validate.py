@@ -72,8 +72,12 @@ def _print(checks: "Sequence[Check]", algorithm: dict[str, Any] | None) -> None:
 def _settings(part: dict[str, Any] | str | float | None) -> str:
     if not isinstance(part, dict):
         return "none" if part is None else str(part)
-    values = ", ".join(f"{key} {value}" for key, value in part.items() if key != "type")
+    values = ", ".join(_setting(key, value) for key, value in part.items() if key != "type" and value not in (None, ""))
     return ": ".join(text for text in (part.get("type"), values) if text)
+
+
+def _setting(key: str, value: Any) -> str:
+    return f"{key} ({_settings(value)})" if isinstance(value, dict) else f"{key} {value}"
 
 
 def _say_ok(checks: "Sequence[Check]") -> None:

@@ -21,6 +21,7 @@ import moonmill
 from moonmill.agents.human import HINT
 from moonmill.cli.app import RootGroup, cli
 from moonmill.cli.failures import explain
+from moonmill.cli.validate import _settings
 from moonmill.config import Config, EnvConfig, ModelConfig
 from moonmill.config_io import dump_config
 from moonmill.errors import ConfigError, MoonmillError, RunError
@@ -184,6 +185,8 @@ def test_bad_usage_is_explained_and_exits_with_2(arguments, words, config):
         ("learner.lrr=1", "learner.lrr (from --set): unknown key (with the value 1), did you mean `lr`?"),
         ("train.steps=ten", "train.steps (from --set): expected a whole number of at least 1, got 'ten'"),
         ("algorithm.preset=soa", "'rloo' or 'sao', got 'soa', did you mean `sao`?"),
+        ("learner.bach=3", "learner.bach (from --set): unknown key (with the value 3), did you mean `batch_rollouts`?"),
+        ("algorithm.preset=ppo", "'rloo' or 'sao', got 'ppo'\n"),
         ("learner.lr", "--set learner.lr: expected key=value"),
     ],
 )
@@ -615,3 +618,8 @@ def test_a_damaged_checkpoint_is_not_served(tmp_path):
     )
     assert ended.returncode == 2
     assert "step-000001 is damaged: state.json is not what was written. `moonmill train" in ended.stderr
+
+
+def test_a_nested_section_is_written_as_the_rest_is():
+    part = {"type": "gae", "path": None, "pretrain": {"max_steps": 200}}
+    assert _settings(part) == "gae: pretrain (max_steps 200)"

@@ -73,8 +73,8 @@ def _critic(c: ResolvedAlgorithm) -> str | None:
         return None
     compared = "the last rewards of a task" if name == "running_mean" else "the rollouts of a group"
     return (
-        f"algorithm.critic: {name} compares with {compared} and uses no critic: leave critic out, or take the "
-        "advantage gae"
+        f"algorithm.critic: {name} compares with {compared} and uses no critic: leave critic out (with "
+        "--set or --vary: algorithm.critic=null), or take the advantage gae"
     )
 
 
