@@ -30,6 +30,11 @@ def draw(result: Comparison, path: Path) -> None:
             _draw_arm(axis, arm.name, curves, against, unit, f"C{place % 10}")
         axis.set(xlabel=title)
         axis.grid(alpha=0.3)
+    # Of few seeds a band is wide: drawn to its ends it would squash the curves.
+    rewards = [value for run in result.runs for value in _smooth(run.curve.reward)]
+    if rewards:
+        room = 0.05 * (max(rewards) - min(rewards)) or 0.05
+        axes[0].set_ylim(min(rewards) - room, max(rewards) + room)
     axes[0].set(ylabel=f"mean reward of the last {_SMOOTH} steps")
     drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
     drawn.savefig(path, dpi=110)

@@ -39,7 +39,8 @@ class Runs:
 
     def train(self, config: Path, *, resume: bool) -> int:
         """Train as a config file says; its progress goes to our stderr. Returns the exit code."""
-        argv = [sys.executable, "-P", "-m", "moonmill", "train", str(config), *(["--resume"] if resume else [])]
+        argv = [sys.executable, "-P", "-m", "moonmill", "train", str(config), "--of-comparison"]
+        argv += ["--resume"] if resume else []
         # In a process group of its own it gets no signal from the terminal, but through us.
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0, preexec_fn=_end_with_parent

@@ -14,8 +14,9 @@ from moonmill.cli.results import Command
 @click.argument("config", type=click.Path(path_type=Path))
 @set_option
 @click.option("--resume", is_flag=True, help="Continue the run that stands in the config's run directory.")
+@click.option("--of-comparison", is_flag=True, hidden=True, help="Whoever started it says how to go on.")
 @json_option
-def train(config: Path, overrides: tuple[str, ...], resume: bool, as_json: bool) -> None:
+def train(config: Path, overrides: tuple[str, ...], resume: bool, of_comparison: bool, as_json: bool) -> None:
     """Train a policy as a YAML file says.
 
     Ctrl-C stops after the current step, with a checkpoint; a second one stops at once. Either can be resumed.
@@ -31,4 +32,5 @@ def train(config: Path, overrides: tuple[str, ...], resume: bool, as_json: bool)
 
     arguments = [str(config), *(part for override in overrides for part in ("--set", override))]
     stopped = f"stopped; resume with: moonmill train {shlex.join(arguments)} --resume"
+    stopped = "stopped" if of_comparison else stopped
     carry_out(lambda reporter: run(settings, resume=resume, reporter=reporter), stopped, as_json)

@@ -39,6 +39,7 @@ def test_ctrl_c_stops_the_run_that_goes_on_and_the_same_command_finishes_all(att
     assert process.returncode == 1, told
     assert "[1/2] slow, seed 0: begins" in told
     assert f"stopped; go on with: moonmill compare {attached}" in told
+    assert "moonmill train" not in told
     assert status(first) == "stopped"
     assert 3 <= len(steps(first)) < STEPS
     assert not second.exists()

@@ -75,8 +75,10 @@ def test_finished_runs_are_not_trained_again_and_give_a_table_and_a_picture(conf
     assert result.exit_code == 0, result.output
     assert result.stderr.count("has finished before") == 4
     assert "2.00×" in result.stdout
-    # Two values, 0.25 and 0.75: their mean, and t(1) = 12.706 times the standard error of 0.25.
-    assert "50.0% ± 317." in result.stdout
+    # Two values, 0.25 and 0.75: t(1) = 12.706 times the standard error of 0.25 leads beyond what a share can be.
+    assert "50.0% (0.0% to 100.0%)" in result.stdout
+    assert "reward at the end: mean over the last tenth of the steps" in result.stdout
+    assert "of fewer than 4 seeds an interval is wide" in result.stdout
     assert (compared / "compare.png").read_bytes().startswith(b"\x89PNG")
     kept = msgspec.json.decode((compared / "compare.json").read_bytes(), type=Comparison)
     assert [(arm.name, arm.finished) for arm in kept.arms] == [("sync", 2), ("async", 2)]
@@ -109,6 +111,7 @@ def test_a_run_that_was_trained_with_other_values_is_not_compared(config: Path, 
             "x: async.filters.success_rate: is for single rollouts",
         ),
         (["--vary", "x:engine.type=vllm"], "x: model.lora: is null"),
+        (["--vary", "x:algorithm={preset: grpo, critic: {}}"], "leave critic out (with --set or --vary: algorithm.critic=null)"),
         (["--seeds", "0"], "0 is not in the range"),
     ],
 )
