@@ -32,6 +32,8 @@ class StepLine(Struct, frozen=True):
     entropy: float | None = None
     explained_variance: float | None = None
     """Of the critic; None in the modes without one."""
+    switched_on: dict[str, float] = {}
+    """Figures of what not every algorithm does, by their words."""
     tokens_per_second: float = 0.0
     """Tokens trained on, over the seconds of the step."""
     rollouts: int = 0

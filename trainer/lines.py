@@ -16,6 +16,14 @@ from moonmill.trainer.summary import means
 from moonmill.trainer.warm_up import most_steps
 from moonmill.types import Rollout, Status
 
+_SWITCHED_ON = {
+    "kl_reference": "KL to the first",
+    "entropy_bonus": "entropy bonus",
+    "staleness_scale": "scaled by",
+    "at_bound_share": "weights at bound",
+}
+"""Metrics that are there only where the algorithm has what they tell of, in words."""
+
 
 def step_record(batch: Batch, answer: StepAnswer) -> StepRecord:
     """What a step's batch and the learner's answer say of it; the rest is the controller's."""
@@ -98,6 +106,7 @@ def step_line(record: StepRecord, batch: Batch, length: Length, success: float) 
         ratio_std=metrics.get("ratio_std"),
         entropy=metrics.get("entropy"),
         explained_variance=metrics.get("explained_variance"),
+        switched_on={words: metrics[name] for name, words in _SWITCHED_ON.items() if name in metrics},
         tokens_per_second=record.tokens / max(seconds, 1e-9),
         rollouts=len(record.consumed),
         dropped=len(record.dropped) - failed,

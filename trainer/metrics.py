@@ -21,6 +21,8 @@ class TokenStats:
     """True where the token was sampled under the very weights that are being updated."""
     reference: Tensor | None = None
     """Log-probabilities under the initial policy, where they were asked for."""
+    at_bound: Tensor | None = None
+    """True where the token's weight was cut off, where the algorithm cuts weights off."""
 
 
 def policy_metrics(stats: Sequence[TokenStats]) -> dict[str, float]:
@@ -53,6 +55,8 @@ def policy_metrics(stats: Sequence[TokenStats]) -> dict[str, float]:
     if references := [s.reference for s in stats if s.reference is not None]:
         behind = torch.cat(references).double() - logprobs
         metrics["kl_reference"] = (behind.exp() - 1 - behind).mean()
+    if bounds := [s.at_bound for s in stats if s.at_bound is not None]:
+        metrics["at_bound_share"] = torch.cat(bounds).double().mean()
     if fresh.any():
         metrics["mismatch_mean"] = difference[fresh > 0].mean()
         metrics["mismatch_max"] = difference[fresh > 0].max()

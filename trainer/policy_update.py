@@ -15,7 +15,7 @@ from moonmill.config import Config
 from moonmill.trainer.algorithms.combinations import ResolvedAlgorithm
 from moonmill.trainer.algorithms.kl import kl_penalty
 from moonmill.trainer.algorithms.normalization import token_weights
-from moonmill.trainer.algorithms.objectives import ActionTokens, needs_proximal, objective_loss
+from moonmill.trainer.algorithms.objectives import ActionTokens, at_bound, needs_proximal, objective_loss
 from moonmill.trainer.algorithms.staleness import staleness_weights
 from moonmill.trainer.guard import not_finite
 from moonmill.trainer.metrics import TokenStats, policy_metrics
@@ -63,7 +63,10 @@ class PolicyUpdate:
             metrics: what is measured is added.
         """
         algorithm = self._algorithm
-        advantages = [self._scaled(p, a, version) for p, a in zip(batch, advantages, strict=True)]
+        if algorithm.staleness_scaling:
+            scales = [self._scales(packed, version) for packed in batch]
+            advantages = [a * s.to(a) for a, s in zip(advantages, scales, strict=True)]
+            metrics["staleness_scale"] = float(torch.cat(scales).mean())
         before: list[Tensor | None] = [None] * len(batch)
         if algorithm.updates > 1 and needs_proximal(algorithm.objective, algorithm.correction):
             before = [self._logprobs(packed) for packed in batch]
@@ -101,6 +104,8 @@ class PolicyUpdate:
             norms.append(norm)
             skipped += not done
         metrics |= policy_metrics(stats)
+        if algorithm.entropy_coef:
+            metrics["entropy_bonus"] = algorithm.entropy_coef * metrics["entropy"]
         metrics["grad_norm"] = max(norms)
         metrics["skipped_updates"] = float(skipped)
         return skipped < len(norms)
@@ -157,13 +162,12 @@ class PolicyUpdate:
             # After the first update the weights are no version's.
             fresh=(micro.versions == version) & (number == 0),
             reference=reference,
+            at_bound=at_bound(algorithm.objective, algorithm.correction, tokens),
         )
 
-    def _scaled(self, packed: Packed, advantages: Tensor, version: int) -> Tensor:
-        power, micro = self._algorithm.staleness_scaling, packed.batch
-        if power == 0:
-            return advantages
-        return advantages * staleness_weights(micro.oldest, micro.action_lengths, version, power).to(advantages)
+    def _scales(self, packed: Packed, version: int) -> Tensor:
+        micro = packed.batch
+        return staleness_weights(micro.oldest, micro.action_lengths, version, self._algorithm.staleness_scaling)
 
     @torch.no_grad()
     def _logprobs(self, packed: Packed) -> Tensor:

@@ -118,6 +118,7 @@ def step_text(line: StepLine) -> str:
     if line.masked_share is not None:
         parts.append(f"masked {share(line.masked_share, 2)}")
     named = {"ratio std": line.ratio_std, "entropy": line.entropy, "expl. var.": line.explained_variance}
+    named |= line.switched_on
     parts += [f"{name} {number(value, 3)}" for name, value in named.items() if value is not None]
     shares = {"tool errors": line.tool_errors, "truncated": line.truncated}
     parts += [f"{name} {share(value)}" for name, value in shares.items() if value]

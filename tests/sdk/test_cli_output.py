@@ -199,6 +199,12 @@ def test_a_step_leaves_out_what_was_not_measured():
     assert step_text(StepLine(1, 2, 1)) == "step 1/2  v1  staleness 0.0 (max 0)  0 tok/s  0.0 s"
 
 
+def test_what_is_switched_on_leaves_a_trace_in_the_line():
+    assert "  entropy bonus 0.009  weights at bound 0.120  " in step_text(
+        StepLine(1, 2, 1, switched_on={"entropy bonus": 0.009, "weights at bound": 0.12})
+    )
+
+
 def test_a_step_that_trained_the_critic_alone_says_so():
     assert step_text(StepLine(1, 2, 0)).startswith("step 1/2 (critic warm-up)  v0")
 

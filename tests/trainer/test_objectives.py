@@ -28,6 +28,7 @@ from moonmill.trainer.algorithms.combinations import ResolvedAlgorithm, problem,
 from moonmill.trainer.algorithms.normalization import token_weights
 from moonmill.trainer.algorithms.objectives import (
     ActionTokens,
+    at_bound,
     Correction,
     Objective,
     needs_proximal,
@@ -264,3 +265,18 @@ def _weight(correction: Correction, own: float, product_of_all: float) -> tuple[
         case IcepopConfig(level=level, low=low, high=high):
             ratio = own if level == "token" else product_of_all
             return (ratio, True) if low <= ratio <= high else (0.0, False)
+
+
+def test_tokens_whose_weight_is_cut_off_are_told_of_cispo_and_tis_alone():
+    ratios = torch.tensor([0.5, 1.0, 3.0, 10.0])
+    behaviour = torch.full((4,), -3.0)
+    learner = behaviour + ratios.log()
+    tokens = ActionTokens(learner, behaviour, learner, torch.ones(4), torch.zeros(4), 1, [4])
+    none, cap = NoCorrectionConfig(), TisConfig(level="token", cap=2.0)
+    of_cispo = at_bound(CispoConfig(low=0.2, high=4.0), none, tokens)
+    assert of_cispo is not None
+    assert of_cispo.tolist() == [True, False, False, True]
+    both = at_bound(CispoConfig(low=None, high=4.0), cap, tokens)  # The ratio of cispo is 1 throughout then.
+    assert both is not None
+    assert both.tolist() == [False, False, True, True]
+    assert at_bound(ReinforceConfig(), none, tokens) is None

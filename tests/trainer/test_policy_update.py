@@ -122,8 +122,10 @@ def test_a_rollouts_advantages_are_divided_by_its_staleness(make_config: MakeCon
     assert oldest is not None
     config = make_config(learner=STILL)
     plain = Updates(REINFORCE, config)(rollouts, [1.0])
-    scaled = Updates(msgspec.structs.replace(REINFORCE, staleness_scaling=1.0), config)(rollouts, [1.0])
+    scaling = Updates(msgspec.structs.replace(REINFORCE, staleness_scaling=1.0), config)
+    scaled = scaling(rollouts, [1.0])
     weight = 1 / (1 + VERSION - oldest)
+    assert scaling.metrics["staleness_scale"] == pytest.approx(weight)
     assert weight < 1
     assert difference({name: g * weight for name, g in plain.items()}, scaled) < 1e-6
 
@@ -135,7 +137,9 @@ def test_the_entropy_bonus_is_the_gradient_of_the_entropy(
     rollouts = sampled(model_path, 3, sampling=sampling)
     config = make_config(learner=STILL, sampling=sampling)
     algorithm = msgspec.structs.replace(REINFORCE, entropy_coef=0.5)
-    got = Updates(algorithm, config)(rollouts, [0.0] * 8)
+    updates = Updates(algorithm, config)
+    got = updates(rollouts, [0.0] * 8)
+    assert updates.metrics["entropy_bonus"] == 0.5 * updates.metrics["entropy"] > 0
     policy = load_policy(config.model)
     [batch] = pack(rollouts, 10_000)
     packed = Packed(batch, PACKED, CPU)

@@ -12,6 +12,7 @@ that policy to the one that sampled. Apart from this:
 What always holds: with one update from each batch and no staleness, all objectives have the gradient −Â·∇logπ_θ.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ from moonmill.algorithm_config import (
     TisConfig,
 )
 from moonmill.trainer.algorithms.cispo import cispo
-from moonmill.trainer.algorithms.corrections import icepop, tis
+from moonmill.trainer.algorithms.corrections import icepop, of_level, tis
 from moonmill.trainer.algorithms.decoupled_ppo import decoupled_ppo, interpolated_proximal
 from moonmill.trainer.algorithms.dis import dis
 from moonmill.trainer.algorithms.gspo import gspo
@@ -69,7 +70,7 @@ def objective_loss(objective: Objective, correction: Correction, tokens: ActionT
     corrected = not isinstance(correction, NoCorrectionConfig)
     new, advantages, lengths = tokens.logprobs, tokens.advantages, tokens.lengths
     old = tokens.proximal if corrected else tokens.behaviour
-    learner = tokens.proximal
+    learner = _learner(objective, tokens)
     match objective:
         case DisConfig(low=low, high=high):
             loss, kept = dis(new, tokens.behaviour, advantages, low=low, high=high)
@@ -79,15 +80,12 @@ def objective_loss(objective: Objective, correction: Correction, tokens: ActionT
             loss, kept = cispo(new, old, advantages, low=least, high=high)
         case GspoConfig(low=low, high=high):
             loss, kept = gspo(new, old, advantages, lengths, low=low, high=high)
-        case DecoupledPpoConfig(low=low, high=high, proximal=how):
-            if how == "interpolated":
-                learner = interpolated_proximal(new, tokens.behaviour, tokens.versions, tokens.version)
+        case DecoupledPpoConfig(low=low, high=high):
             if corrected:
                 loss, kept = ppo_clip(new, learner, advantages, low=low, high=high)
             else:
                 loss, kept = decoupled_ppo(new, tokens.behaviour, advantages, learner, low=low, high=high)
         case ReinforceConfig():
-            learner = new.detach()
             loss, kept = reinforce(new, advantages)
     weighted = _weights(correction, learner - tokens.behaviour, lengths)
     if weighted is None:
@@ -96,11 +94,36 @@ def objective_loss(objective: Objective, correction: Correction, tokens: ActionT
     return weights * loss, kept & counts
 
 
+def at_bound(objective: Objective, correction: Correction, tokens: ActionTokens) -> Tensor | None:
+    """Where a token's weight is cut off, `[action tokens]`: that of `cispo`, or of `tis`. None of others."""
+    found: Tensor | None = None
+    if isinstance(objective, CispoConfig):
+        old = tokens.behaviour if isinstance(correction, NoCorrectionConfig) else tokens.proximal
+        ratio = (tokens.logprobs.detach() - old).exp()
+        found = (ratio > 1 + objective.high) | (ratio < (0.0 if objective.low is None else 1 - objective.low))
+    if isinstance(correction, TisConfig):
+        log_ratio = _learner(objective, tokens) - tokens.behaviour
+        capped = of_level(log_ratio, tokens.lengths, correction.level) > math.log(correction.cap)
+        found = capped if found is None else found | capped
+    return found
+
+
 def needs_proximal(objective: Objective, correction: Correction) -> bool:
     """Whether the loss looks at `ActionTokens.proximal`."""
     if isinstance(objective, DecoupledPpoConfig):
         return objective.proximal == "exact"
     return not isinstance(objective, DisConfig | ReinforceConfig) and not isinstance(correction, NoCorrectionConfig)
+
+
+def _learner(objective: Objective, tokens: ActionTokens) -> Tensor:
+    """Log-probabilities under the policy that a correction leads to."""
+    match objective:
+        case DecoupledPpoConfig(proximal="interpolated"):
+            return interpolated_proximal(tokens.logprobs, tokens.behaviour, tokens.versions, tokens.version)
+        case ReinforceConfig():
+            return tokens.logprobs.detach()
+        case _:
+            return tokens.proximal
 
 
 def _weights(correction: Correction, log_ratio: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor] | None:
