@@ -75,9 +75,9 @@ def how_it_ended(config: CriticConfig, step: int, explained: float | None) -> tu
     if explained is not None and explained >= _LITTLE:
         return told, ""
     return told, (
-        f"the critic has learned next to nothing in {step} steps: its explained variance is {known}, below {_LITTLE:g}, "
-        "so its values tell no more than the mean would. Raise algorithm.critic.lr, or algorithm.critic.pretrain.patience "
-        "where it is only slow; see whether rewards vary at all"
+        f"the critic has learned next to nothing in {step} steps: its explained variance is {known}, below "
+        f"{_LITTLE:g}, so its values tell no more than the mean would. Raise algorithm.critic.lr, or "
+        "algorithm.critic.pretrain.patience where it is only slow; see whether rewards vary at all"
     )
 
 

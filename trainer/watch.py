@@ -171,7 +171,8 @@ class Watch:
         self.fall_backs, self._lr_scale = self.fall_backs + 1, scale
         await anyio.to_thread.run_sync(forget, self._ledger.run.path, range(back + 1, step))
         self._ledger.event("fell_back", step=step, version=version, to=back, lr_scale=scale, alarm=alarm.name)
-        self._warn(f"step {step}: fell back to step {back}, which is v{version} now; learning rates are multiplied by {scale:g}")
+        now = f"step {step}: fell back to step {back}, which is v{version} now"
+        self._warn(f"{now}; learning rates are multiplied by {scale:g}")
         return answer
 
     def _target(self, alarm: Alarm) -> Path:
@@ -204,4 +205,5 @@ class Watch:
         if not newest:
             return lower
         export = f"moonmill export {path}{' --merge' * self._lora} --out FOLDER"
-        return f"{lower}; `{export}` makes of its newest checkpoint, of step {newest}, a model to begin with (model.path)"
+        made = f"makes of its newest checkpoint, of step {newest}, a model to begin with (model.path)"
+        return f"{lower}; `{export}` {made}"

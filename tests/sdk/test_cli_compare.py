@@ -111,7 +111,10 @@ def test_a_run_that_was_trained_with_other_values_is_not_compared(config: Path, 
             "x: async.filters.success_rate: is for single rollouts",
         ),
         (["--vary", "x:engine.type=vllm"], "x: model.lora: is null"),
-        (["--vary", "x:algorithm={preset: grpo, critic: {}}"], "leave critic out (with --set or --vary: algorithm.critic=null)"),
+        (
+            ["--vary", "x:algorithm={preset: grpo, critic: {}}"],
+            "leave critic out (with --set or --vary: algorithm.critic=null)",
+        ),
         (["--seeds", "0"], "0 is not in the range"),
     ],
 )

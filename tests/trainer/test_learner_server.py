@@ -171,7 +171,7 @@ async def test_only_the_next_step_is_done(client: LearnerClient, model_path: Pat
 @pytest.mark.anyio
 async def test_what_it_refuses_is_told_and_leaves_it_as_it_was(client: LearnerClient, model_path: Path):
     before = await client.state()
-    with pytest.raises(RunError, match="^the learner: rollout bad has no action tokens"):
+    with pytest.raises(RunError, match=r"^the learner: rollout bad has no action tokens"):
         await client.step(before.step + 1, (rollout(observation(1), id="bad"),))
     assert await client.state() == before
     await client.step(before.step + 1, sampled(model_path, 0, 2))

@@ -28,9 +28,9 @@ from moonmill.trainer.algorithms.combinations import ResolvedAlgorithm, problem,
 from moonmill.trainer.algorithms.normalization import token_weights
 from moonmill.trainer.algorithms.objectives import (
     ActionTokens,
-    at_bound,
     Correction,
     Objective,
+    at_bound,
     needs_proximal,
     objective_loss,
 )

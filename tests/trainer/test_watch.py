@@ -251,7 +251,7 @@ async def test_a_run_that_has_ended_so_can_be_resumed_to_fall_back(
     monkeypatch.setattr(watch, "MARGIN", 10)
     run = begin(AlarmsConfig("warn"))
     run.signs = NOT_FINITE
-    with pytest.raises(RunError, match="--resume --set alarms.on_alarm=fall_back, or start a new run"):
+    with pytest.raises(RunError, match=r"--resume --set alarms.on_alarm=fall_back, or start a new run"):
         await run.go(31, bad=lambda step: step > 27)
     run.close()
     fell = await begin(AlarmsConfig("fall_back")).watch.act(30, 30)
