@@ -33,6 +33,7 @@ from moonmill.trainer.critic_folder import check_critic
 from moonmill.trainer.devices import describe_device
 from moonmill.trainer.engine_commands import describe_engine, describe_versions
 from moonmill.trainer.filters import check_filters
+from moonmill.trainer.recurring import describe_recurrence
 from moonmill.trainer.warm_up import check_warm_up
 from moonmill.types import COOLEST
 
@@ -287,6 +288,7 @@ _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "engine": (describe_engine, ("device",)),
     "versions": (describe_versions, ()),
     "renderer": (_renderer, ("model",)),
+    "tasks": (describe_recurrence, ("environment", "algorithm")),
     "prompts": (_prompts, ("environment", "renderer")),
 }
 """The checks in their order, each with those that it needs to have passed."""

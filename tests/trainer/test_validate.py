@@ -8,15 +8,18 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from moonmill.algorithm_config import AlgorithmConfig, RunningMeanConfig
 from moonmill.config import (
     AsyncConfig,
     Config,
     EngineConfig,
     EnvConfig,
     EvalConfig,
+    FiltersConfig,
     LoraConfig,
     ModelConfig,
     SandboxConfig,
+    SuccessRateConfig,
 )
 from moonmill.errors import ConfigError
 from moonmill.trainer.validate import AT_ONCE, FOR_PLAYING, Check, require_valid, validate
@@ -31,6 +34,16 @@ class Fine(MultiTurnEnv):
     def tasks(self, split):
         while True:
             yield Task("1+1")
+
+class Round(Fine):
+    def tasks(self, split):
+        yield Task("1+1")
+        yield Task("1+2")
+
+class Numbers(Fine):
+    def tasks(self, split):
+        for number in range(10**6):
+            yield Task(f"{number}+1")
 
 class Wordy(Fine):
     system_prompt = "1+" * 60
@@ -85,12 +98,33 @@ def test_a_good_config_passes_every_check(config: Config) -> None:
     require_valid(config)
 
 
+@pytest.mark.parametrize(
+    ("env", "success_rate", "does_nothing"), [("Fine", True, True), ("Round", True, False), ("Fine", False, False)]
+)
+def test_what_remembers_tasks_is_told_where_they_never_come_back(
+    config: Config, env: str, success_rate: bool, does_nothing: bool
+) -> None:
+    filters = FiltersConfig(success_rate=SuccessRateConfig(min=0.1) if success_rate else None)
+    wanted = replace(config, env=EnvConfig(config.env.id.replace("Fine", env)), async_=AsyncConfig(filters=filters))
+    check = found(wanted)["tasks"]
+    assert check.ok
+    assert ("async.filters.success_rate DOES NOTHING" in check.detail) == does_nothing
+
+
+def test_a_mean_of_each_task_needs_tasks_that_come_back(config: Config) -> None:
+    mean = AlgorithmConfig(advantage=RunningMeanConfig())
+    numbers = replace(config, env=EnvConfig(config.env.id.replace("Fine", "Numbers")), algorithm=mean)
+    assert "running_mean DOES NOTHING" in found(numbers)["tasks"].detail
+    # These count up too, but what they ask is always the same.
+    assert "DOES NOTHING" not in found(replace(config, algorithm=mean))["tasks"].detail
+
+
 def test_an_environment_that_cannot_be_made_is_told_once(config: Config) -> None:
     broken = replace(config, env=EnvConfig(config.env.id.replace("Fine", "Broken")))
     wrong = {name: check for name, check in found(broken).items() if not check.ok}
     assert "no such data" in wrong.pop("environment").detail
     because = "not looked at, because of the environment"
-    assert wrong == {name: Check(name, None, because) for name in ("sandbox", "prompts")}
+    assert wrong == {name: Check(name, None, because) for name in ("sandbox", "tasks", "prompts")}
     with pytest.raises(ConfigError) as refused:
         require_valid(broken)
     assert len(str(refused.value).splitlines()) == 1
