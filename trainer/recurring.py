@@ -22,14 +22,17 @@ def describe_recurrence(config: Config) -> str:
     Raises:
         MoonmillError: as a taskset raises.
     """
+    algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
+    group = algorithm.group_size
     wanted: list[tuple[str, int, Callable[[Task], str]]] = []
     if rate := config.async_.filters.success_rate:
-        wanted.append(("async.filters.success_rate", rate.last + 1, lambda task: task.id))
-    if isinstance(resolve(config.algorithm, config.learner.batch_rollouts).advantage, RunningMeanConfig):
+        wanted.append(("async.filters.success_rate", rate.last // group + 1, lambda task: task.id))
+    if isinstance(algorithm.advantage, RunningMeanConfig):
         wanted.append(("algorithm.advantage: running_mean", 2, key_of))
+    wanted = [one for one in wanted if one[1] > 1]
     if not wanted:
         return "nothing rests on whether they come back"
-    played = config.train.steps * config.learner.batch_rollouts
+    played = config.train.steps * config.learner.batch_rollouts // group
     tasks = _first(config, min(played, _MOST_TASKS))
     notes = []
     for what, times, key in wanted:
@@ -38,7 +41,7 @@ def describe_recurrence(config: Config) -> str:
         if most == 1 and (len(tasks) == _MOST_TASKS or played < times * len(tasks)):
             notes.append(
                 f"{what} DOES NOTHING where a task comes fewer than {times} times: none of the first {len(tasks):,} "
-                f"comes back, of {played:,} rollouts that the run trains on"
+                f"comes back, of {played:,} that the run trains on"
             )
     return "; ".join(notes) or f"they come back among the first {len(tasks):,}, or may later"
 
