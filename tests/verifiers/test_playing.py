@@ -14,6 +14,7 @@ from moonmill.agents.replaying import replay
 from moonmill.agents.runner import EpisodeRunner
 from moonmill.agents.scripted import ScriptedAgent
 from moonmill.cli.envs import describe
+from moonmill.config import EnvConfig
 from moonmill.envs.adapters.verifiers.added import Added, find
 from moonmill.errors import ConfigError
 from tests.verifiers.playing import calculating, known_as, play, tasks_of
@@ -97,7 +98,9 @@ def test_an_episode_is_replayed_byte_for_byte(played: list[Rollout]) -> None:
 
 def test_it_is_described_by_its_taskset_or_its_module() -> None:
     for env, api in ((SUMS, "second"), (SUMS_V0, "first")):
-        assert str(describe(env, 0)["description"]).startswith(f"Arithmetic with a calculator, in the {api} API")
+        assert str(describe(EnvConfig(env), 0)["description"]).startswith(
+            f"Arithmetic with a calculator, in the {api} API"
+        )
 
 
 @pytest.fixture
