@@ -23,7 +23,7 @@ from moonmill.envs.foreign import Endpoint, ForeignEnv, Outcome, play, score_out
 from moonmill.envs.lifecycle import close_on_the_loop, is_async
 from moonmill.envs.limits import Limits, limits_of
 from moonmill.envs.loop import soon_here
-from moonmill.envs.returned import as_number
+from moonmill.envs.returned import as_turn_reward
 from moonmill.envs.scoring import score
 from moonmill.envs.threads import OwnerThread
 from moonmill.envs.tools import ToolSpec
@@ -115,9 +115,8 @@ class EnvHost:
         """Give the model's message to the environment."""
         self._env.finish_reason = finish_reason
         messages, reward, terminated, truncated, _ = await self._guarded("step", partial(self._env.step, message))
-        if reward != 0:  # A turn that earns nothing is within all bounds.
-            with blaming(self.env_id, "step"):
-                reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self._limits.reward_bounds)
+        with blaming(self.env_id, "step"):
+            reward = as_turn_reward(self.env_id, reward, self._limits.reward_bounds)
         return StepResult(messages, reward, terminated, truncated, self._env._moonmill.ending)
 
     async def play(self, model: Endpoint, seed: int) -> Outcome:

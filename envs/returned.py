@@ -77,6 +77,11 @@ def shortened(text: str, limit: int | None) -> str:
     return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[len(text) - half :]}"
 
 
+def as_turn_reward(env_id: str, value: Any, bounds: tuple[float, float]) -> float:
+    """A turn's reward as `as_number` has it; a turn that earns nothing is within all bounds."""
+    return 0.0 if value == 0 else as_number(f"{env_id}: step, as the turn's reward,", value, bounds)
+
+
 def as_number(what: str, value: Any, bounds: tuple[float, float]) -> float:
     """A finite number within `bounds`.
 

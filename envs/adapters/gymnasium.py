@@ -27,7 +27,7 @@ from gymnasium.spaces import Text
 
 from moonmill.envs.adapters.gymnasium_games import from_gymnasium
 from moonmill.envs.base import MultiTurnEnv
-from moonmill.envs.returned import as_number, encodable, shortened
+from moonmill.envs.returned import as_turn_reward, encodable, shortened
 from moonmill.envs.scoring import score
 from moonmill.registry import list_envs, make
 from moonmill.types import Message, Rollout, Status, StopReason, ToolCall
@@ -95,8 +95,7 @@ class GymnasiumEnv(gymnasium.Env[str, str]):
         """
         message = as_message(action, turn=len(self._rewards))
         messages, reward, terminated, truncated, info = self.env.step(message)
-        if reward != 0:  # A turn that earns nothing is within all bounds.
-            reward = as_number(f"{self.env_id}: step, as the turn's reward,", reward, self.env.reward_bounds)
+        reward = as_turn_reward(self.env_id, reward, self.env.reward_bounds)
         self._rewards.append(reward)
         if terminated or truncated:
             scored = score(self.env, self.env_id, self._rollout(terminated))
