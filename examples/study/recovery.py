@@ -1,6 +1,6 @@
 """How soon training recovers from a change of what is wanted: python recovery.py COMPARE_JSON [ROLLOUTS]
 
-COMPARE_JSON is what `moonmill compare` leaves behind, ROLLOUTS how many were trained on before the change (3,200). A
+COMPARE_JSON is what `moonmill compare` leaves behind, ROLLOUTS how many were trained on before the change (1,920). A
 run has recovered at the first stretch of ten steps whose mean reward is 90% of that of the twenty steps before the
 change.
 """
@@ -39,4 +39,4 @@ def main(path: Path, rollouts: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3200)
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1920)

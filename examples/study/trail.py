@@ -8,8 +8,7 @@ The next page is `n` where `w` is even, else `m`. With no steps left, the answer
 has `x` for the steps left; the trail goes on from where it was left. So an episode is long, most of its tokens are
 observations, a wrong step costs turns, of which there are few, and what it costs stands in an observation.
 
-Pages can be slow, by a log-normal time, so that episodes are of very different length. What is wanted can change: from
-task number `flip_at` on it is the page's `u`. What always holds:
+Pages can be slow, by a log-normal time, so that episodes are of very different length. What always holds:
 
 - What a page shows depends on the task and the page's number alone.
 - A task is in the `eval` split if a hash of it says so, in `train` otherwise.
@@ -35,7 +34,7 @@ SPREAD = 1.4
 ASTRAY = "x"
 """Stands in place of the steps left on a page that is not of the trail, or not its next."""
 SECOND_CHOICE = 0.2
-"""Share of tasks in which the expert answers `u`: what a policy has never done it cannot be rewarded for."""
+"""Share of tasks in which the expert answers `u` instead: a policy that has learned from it has that to unlearn."""
 
 
 class Trail(MultiTurnEnv):
@@ -44,17 +43,15 @@ class Trail(MultiTurnEnv):
     Args:
         pool: the train split has so many tasks, again and again; None for tasks without end.
         seconds: the median time a page takes.
-        flip_at: from this task on the answer wanted is `u`, in both splits; None for never, 0 for always.
     """
 
     max_turns = 10
     max_seconds = 120.0
     reward_bounds = (0.0, 1.0)
 
-    def __init__(self, pool: int | None = None, seconds: float = 0.0, flip_at: int | None = None) -> None:
+    def __init__(self, pool: int | None = None, seconds: float = 0.0) -> None:
         self.pool = pool
         self.seconds = seconds
-        self.flip_at = flip_at
 
     def tasks(self, split: str) -> Iterator[Task]:
         found: list[Task] = []
@@ -65,9 +62,8 @@ class Trail(MultiTurnEnv):
             else:
                 task = next(fresh)
                 found.append(task)
-            wanted = "vu"[self.flip_at is not None and number >= self.flip_at]
             first, steps = _read(str(task.prompt))
-            yield Task(task.prompt, content(page_at(first, steps))[wanted], id=str(task.prompt), level=str(steps))
+            yield Task(task.prompt, content(page_at(first, steps))["v"], id=str(task.prompt), level=str(steps))
 
     def _fresh(self, split: str) -> Iterator[Task]:
         rng = self.task_rng(split)
