@@ -132,6 +132,13 @@ def test_one_of_several_agents_is_trained_in_its_turn(duel: str) -> None:
     assert "its program asked more of the model than its messages tell" in done.refused
 
 
+def test_an_episode_that_ends_before_the_turn_of_the_agent_to_train_says_so(duel: str) -> None:
+    first, second = play(duel, tasks_of(duel, "all", 2), lambda _: "I give up")
+    assert (first.status, first.reward) == (Status.FINISHED, 0.0)
+    assert (second.status, second.reward) == (Status.FAILED, None)
+    assert "the agent to train, second, had no turn: the episode ended before it" in str(second.error)
+
+
 def test_the_agent_to_train_can_be_named(duel: str) -> None:
     [task] = tasks_of(duel, "all", 1)
 

@@ -22,7 +22,7 @@ class DuelConfig(vf.EnvConfig):
 
 
 class Duel(vf.Env[DuelConfig]):
-    """The higher number wins."""
+    """The higher number wins; who gives up has lost, and the other has no turn."""
 
     async def setup(self, agents: vf.Agents) -> None:
         agents.judge.trainable = False
@@ -30,7 +30,12 @@ class Duel(vf.Env[DuelConfig]):
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         first, second = (DuelTask(Number(idx=task.data.idx, prompt=None)) for _ in range(2))
         async with agents.first.interaction(first) as one, agents.second.interaction(second) as other:
-            said = [await one.turn("first: a number"), await other.turn("second: a number")]
+            said = [await one.turn("first: a number")]
+            if said[0].last_reply == "I give up":
+                one.trace.record_reward("won", 0.0)
+                other.trace.record_reward("won", 1.0)
+                return
+            said.append(await other.turn("second: a number"))
         await agents.judge.run(DuelTask(Number(prompt=f"judge: {said[0].last_reply} or {said[1].last_reply}")))
         ahead = float(int(said[0].last_reply) > int(said[1].last_reply))
         one.trace.record_reward("won", ahead)

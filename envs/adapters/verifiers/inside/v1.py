@@ -174,6 +174,8 @@ def _outcome(episode: Any, agent: str, trained: list[Any]) -> dict[str, Any]:
         played = ", ".join(dict.fromkeys(trace.agent.name for trace in episode.traces))
         raise Unfit(f"the agent to train, {agent}, has not played in the episode, but {played}")
     [trace] = trained
+    if not trace.num_turns:
+        raise Unfit(f"the agent to train, {agent}, had no turn: the episode ended before it")
     scores = trace.rewards
     # A scorer that ran into its time-out has left None: no reward at all, and not one of 0.
     scored = bool(scores) and all(score is not None for score in scores.values())
