@@ -81,6 +81,7 @@ lint: install
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)/moonmill
 	@ln -s $(addprefix $(CURDIR)/,$(filter-out sdk/__pycache__,$(wildcard sdk/*)) sandboxes envs agents trainer) $(TYPES)/moonmill
 	@MYPYPATH=$(TYPES) $(BIN)/mypy -p moonmill
+	@MYPYPATH=$(TYPES) $(BIN)/mypy tests/benchmarks/bench_*.py
 	@PYTHONPATH=$(TYPES) $(BIN)/lint-imports --no-logo
 
 bench: install

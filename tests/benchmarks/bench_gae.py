@@ -36,7 +36,7 @@ def main() -> None:
     torch.set_num_threads(1)
     # As in the learner's process.
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     figures = {name: measure(lengths, args.repeat) for name, lengths in make_lengths().items()}
     if args.json:
         print(json.dumps(figures))

@@ -218,15 +218,15 @@ class Way:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
         self._model.eval()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=LR, fused=True)
-        self._loss = lambda: loss(self._model, rollouts, advantages)
+        self._loss: Callable[[], Tensor] = lambda: loss(self._model, rollouts, advantages)
 
     def gradient(self) -> Tensor:
-        self._loss().backward()
+        torch.autograd.backward(self._loss())
         return torch.cat([p.grad.flatten() for p in self._model.parameters()])
 
     def update(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        self._loss().backward()
+        torch.autograd.backward(self._loss())
         self._optimizer.step()
 
 
