@@ -24,7 +24,7 @@ def recompute_layers(model: PreTrainedModel) -> None:
     Raises:
         ConfigError: it has no layers that this could be done with.
     """
-    layers = _outermost(model)
+    layers = outermost(model)
     if not layers:
         raise ConfigError(
             f"learner.gradient_checkpointing: {type(model).__name__} has no layers that can be computed again: set it "
@@ -35,10 +35,11 @@ def recompute_layers(model: PreTrainedModel) -> None:
         layer.forward = partial(_recomputed, layer.forward)
 
 
-def _outermost(module: nn.Module) -> list[nn.Module]:
+def outermost(module: nn.Module) -> list[nn.Module]:
+    """The layers in a module that are computed again as wholes."""
     if isinstance(module, GradientCheckpointingLayer):
         return [module]
-    return [layer for child in module.children() for layer in _outermost(child)]
+    return [layer for child in module.children() for layer in outermost(child)]
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

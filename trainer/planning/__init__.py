@@ -1,0 +1,1 @@
+"""`moonmill plan`: what a run takes of its GPUs, by formulas alone, before anything is loaded."""
