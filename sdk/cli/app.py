@@ -36,6 +36,7 @@ class RootGroup(LazyGroup):
         "eval": "moonmill.cli.evaluate:evaluate",
         "compare": "moonmill.cli.compare:compare",
         "validate": "moonmill.cli.validate:validate",
+        "plan": "moonmill.cli.plan:plan",
         "inspect": "moonmill.cli.inspect_run:inspect_run",
         "plot": "moonmill.cli.plot:plot",
         "envs": "moonmill.cli.envs:envs",

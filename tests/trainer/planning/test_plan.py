@@ -1,0 +1,152 @@
+"""Plans: the settings people ask for, what fits and what does not, and what would do."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from moonmill.cli.app import cli
+from moonmill.errors import ConfigError
+from moonmill.trainer.planning.advice import advice, notes
+from moonmill.trainer.planning.gpus import gpu_named
+from moonmill.trainer.planning.parts import GIB
+from moonmill.trainer.planning.plan import Planner, budgeted, concurrent, lengthened, planner, search
+from tests.trainer.planning.settings import config_of
+
+E2B, MOE = "google/gemma-4-E2B-it", "Qwen/Qwen3-30B-A3B"
+TEXT = "model.lora={r: 16, target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}"
+"""`auto` refuses models with convolutions, such as that of Gemma 4's audio part."""
+ATTENTION = "model.lora={r: 16, target_modules: [q_proj, k_proj, v_proj, o_proj]}"
+
+
+def test_a_gemma_4_e2b_trains_beside_vllm_on_32_gb():
+    made = planner(config_of(E2B, TEXT, "learner.quantization=4bit"), "rtx5090").plan()
+    [card] = made.cards
+    assert made.fits
+    assert card.holds == ("engine", "learner")
+    assert card.used < 28.7e9
+    assert made.engine
+    assert made.engine.episodes >= made.engine.wanted
+
+
+@pytest.mark.parametrize("gpu", ["rtx5090", "h100"])
+def test_a_9b_needs_more_than_half_of_32_gb(gpu: str):
+    made = Planner(config_of("Qwen/Qwen3.5-9B", TEXT, "learner.quantization=4bit"), gpu_named(gpu))
+    assert made.fits(made.config) == (gpu == "h100")
+    assert any("24 of 32 layers are linear attention" in note for note in notes(made))
+
+
+def test_where_it_does_not_fit_the_change_that_is_told_fits():
+    made = planner(config_of("Qwen/Qwen3-8B", "learner.quantization=4bit"), "rtx5090")
+    assert not made.fits(made.config)
+    assert advice(made)
+    assert all(line.startswith("it fits with ") for line in advice(made))
+    keys = [line.removeprefix("it fits with ") for line in advice(made)]
+    [share] = [key for key in keys if key.startswith("engine.vllm.gpu_memory: ")]
+    assert (
+        planner(config_of("Qwen/Qwen3-8B", "learner.quantization=4bit", share.replace(": ", "=")), "rtx5090")
+        .plan()
+        .fits
+    )
+
+
+def test_a_30b_of_experts_does_not_fit_on_32_gb_and_why():
+    made = planner(config_of(MOE, ATTENTION, "learner.quantization=4bit"), "rtx5090")
+    weights = {part.name: part for part in made.learner(made.config)}["weights"]
+    assert not made.fits(made.config)
+    assert weights.bytes > 55 * GIB  # 4 bits or not: experts are not quantized
+    assert any("bitsandbytes does not quantize" in note for note in notes(made))
+    assert "no change known here makes it fit" in advice(made)[0]
+
+
+def test_a_30b_of_experts_trains_on_two_cards_of_80_gb():
+    two = ("learner.device=cuda:1", "engine.vllm.gpu_memory=0.9", ATTENTION)
+    made = planner(config_of(MOE, *two), "h100").plan()
+    assert made.fits
+    assert [card.holds for card in made.cards] == [("engine",), ("learner",)]
+
+
+def test_the_largest_that_fit_are_the_largest():
+    config = config_of("Qwen/Qwen3-4B", "learner.quantization=4bit")
+    made = planner(config, "rtx5090")
+    largest = made.plan().largest
+    for change, key, fits in (
+        (concurrent, "async.max_concurrent", made.holds_all),
+        (lengthened, "model.max_length", made.holds_all),
+        (budgeted, "learner.micro_batch_tokens", made.fits),
+    ):
+        value = largest[key]
+        assert value
+        assert fits(change(config, value))
+        assert not fits(change(config, value + 1))
+
+
+def test_an_engine_that_sleeps_takes_turns_with_the_learner():
+    awake = config_of("Qwen/Qwen3-4B", "engine.vllm.gpu_memory=0.9")
+    asleep = config_of(
+        "Qwen/Qwen3-4B", "engine.vllm.gpu_memory=0.9", "engine.sleep_while_learning=true", "async.mode=sync"
+    )
+    assert not planner(awake, "rtx5090").plan().fits
+    assert planner(asleep, "rtx5090").plan().fits
+
+
+def test_engines_take_the_devices_in_turn():
+    config = config_of("Qwen/Qwen3-4B", "engine.replicas=2", "engine.devices=[cuda:1, cuda:2]", "learner.device=cuda:0")
+    cards = planner(config, "rtx4090").plan().cards
+    assert [(card.device, card.holds) for card in cards] == [
+        ("cuda:0", ("learner",)),
+        ("cuda:1", ("engine",)),
+        ("cuda:2", ("engine",)),
+    ]
+
+
+def test_a_config_for_the_cpu_is_planned_for_this_machines_memory():
+    config = config_of("Qwen/Qwen3-0.6B", "model.device=cpu", "engine.type=embedded")
+    made = planner(config, None).plan()
+    assert made.gpu == "this machine's memory"
+    assert made.speed is None
+    assert "CUDA context" not in [part.name for part in made.learner]
+
+
+def test_without_a_gpu_one_has_to_be_named():
+    with pytest.raises(ConfigError, match="name one with --gpu: rtx5090, rtx4090"):
+        planner(config_of(E2B), None)
+    with pytest.raises(ConfigError, match="--gpu gtx1080: unknown; known are rtx5090"):
+        planner(config_of(E2B), "gtx1080")
+
+
+def test_search_finds_the_last_that_fits():
+    assert search(lambda n: n <= 37, 1000) == 37
+    assert search(lambda n: True, 1000) == 1000
+    assert search(lambda n: False, 1000) is None
+
+
+def test_twice_the_bandwidth_decodes_at_most_twice_as_fast():
+    config = config_of("Qwen/Qwen3-4B", "learner.device=cuda:1")
+    speeds = [planner(config, gpu).plan().speed for gpu in ("rtx4090", "h100")]
+    assert speeds[0]
+    assert speeds[1]
+    assert speeds[0].decoded < speeds[1].decoded
+    assert speeds[0].trained < speeds[1].trained
+
+
+def test_the_command_prints_a_table_and_a_verdict(tmp_path: Path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "env: {id: calculator-v0}\n"
+        "model: {path: Qwen/Qwen3-0.6B, max_length: 1024, dtype: bfloat16, device: cuda, lora: {}}\n"
+        "engine: {type: vllm, vllm: {gpu_memory: 0.5}}\n"
+        "algorithm: {preset: grpo}\n"
+        "learner: {gradient_checkpointing: true}\n"
+    )
+    result = CliRunner().invoke(cli, ["plan", str(file), "--gpu", "rtx4090"])
+    assert result.exit_code == 0, result.output
+    assert "rtx4090 cuda:0: " in result.output
+    assert ": fits" in result.output
+    larger = ["plan", str(file), "--gpu", "rtx4090", "--set", "model.path=Qwen/Qwen3-32B", "--json"]
+    result = CliRunner().invoke(cli, larger)
+    told = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert told["fits"] is False
+    assert told["advice"]

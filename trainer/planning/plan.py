@@ -1,0 +1,221 @@
+"""A plan: what stands on which card, whether it fits, how far it could go, and what to change where it does not.
+
+What always holds: what is searched for is found with the same formulas that are shown; the same config and card give
+the same plan.
+"""
+
+import os
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from moonmill.config import Config
+from moonmill.errors import ConfigError
+from moonmill.trainer.algorithms.combinations import ResolvedAlgorithm
+from moonmill.trainer.algorithms.presets import resolve
+from moonmill.trainer.planning.catalogue import config_for
+from moonmill.trainer.planning.engine_memory import ASLEEP, EnginePlan, embedded_plan, places, vllm_plan
+from moonmill.trainer.planning.gpus import GPUS, Gpu, gpu_here, gpu_named
+from moonmill.trainer.planning.learner_memory import learner_parts
+from moonmill.trainer.planning.parts import Part, total
+from moonmill.trainer.planning.shapes import Shape, shape_of
+from moonmill.trainer.planning.speed import Speed, speed_of
+
+_MOST = 1 << 20
+"""Beyond it nothing is searched."""
+
+
+class Card(Struct, frozen=True):
+    """A card, or the machine's own memory, and who is on it."""
+
+    device: str
+    memory: int
+    used: int
+    """At the worst moment; where the engine sleeps while the learner computes, that of the larger of the two."""
+    holds: tuple[str, ...]
+
+
+class Plan(Struct, frozen=True):
+    """Everything that is told."""
+
+    model: str
+    source: str
+    shape: Shape
+    gpu: str
+    cards: tuple[Card, ...]
+    engine: EnginePlan | None
+    """None where the engines run elsewhere (`engine.urls`)."""
+    engines: int
+    learner: tuple[Part, ...]
+    fits: bool
+    largest: dict[str, int | None]
+    """Of each key, with all others as they are, the largest value that fits; None where none does."""
+    speed: Speed | None
+
+
+class Planner:
+    """Makes plans of one model on one kind of card.
+
+    Args:
+        config: the run's.
+        gpu: the card; None is the machine's own memory.
+
+    Raises:
+        ConfigError: the model's shape cannot be had, or the algorithm makes no sense.
+    """
+
+    def __init__(self, config: Config, gpu: Gpu | None) -> None:
+        self._gpu = gpu
+        self._known, self._source = config_for(config.model.path)
+        self._shapes: dict[object, Shape] = {}
+        self.config = config
+        self.algorithm(config)
+
+    def algorithm(self, config: Config) -> ResolvedAlgorithm:
+        return resolve(config.algorithm, config.learner.batch_rollouts)
+
+    def shape(self, config: Config) -> Shape:
+        critic = self.algorithm(config).critic
+        key = (config.model.lora, critic)
+        if key not in self._shapes:
+            self._shapes[key] = shape_of(self._known, config.model.lora, critic)
+        return self._shapes[key]
+
+    def learner(self, config: Config) -> tuple[Part, ...]:
+        return learner_parts(config, self.algorithm(config), self.shape(config), gpu=self._gpu is not None)
+
+    def engine(self, config: Config) -> EnginePlan | None:
+        if config.engine.urls:
+            return None
+        if config.engine.type == "embedded":
+            return embedded_plan(config, self.shape(config), gpu=self._gpu is not None)
+        return vllm_plan(config, self.shape(config), self._gpu.memory if self._gpu else None)
+
+    def cards(self, config: Config) -> tuple[Card, ...]:
+        """Who is on which card, and what they take of it together."""
+        memory = self._gpu.memory if self._gpu else _machine()
+        learner, engine = total(self.learner(config)), self.engine(config)
+        at = self._device(config.learner.device or config.model.device)
+        on = [] if engine is None else _engine_devices(config)
+        devices = sorted({at, *map(self._device, on)})
+        cards = []
+        for device in devices:
+            engines = sum(self._device(d) == device for d in on)
+            taken = engines * engine.bytes if engine else 0
+            asleep = engines * (ASLEEP if self._gpu else 0)
+            used = taken
+            if device == at:
+                sleeps = config.engine.sleep_while_learning
+                used = max(taken, learner + asleep) if sleeps else taken + learner
+            holds = ("engine",) * engines + ("learner",) * (device == at)
+            cards.append(Card(device, memory, used, holds))
+        return tuple(cards)
+
+    def fits(self, config: Config) -> bool:
+        """Every card has room, and every engine holds at least one episode of full length."""
+        engine = self.engine(config)
+        return all(card.used <= card.memory for card in self.cards(config)) and (engine is None or engine.episodes > 0)
+
+    def holds_all(self, config: Config) -> bool:
+        """It fits, and all episodes in flight can be of full length at once."""
+        engine = self.engine(config)
+        return self.fits(config) and (engine is None or engine.episodes >= engine.wanted)
+
+    def plan(self) -> Plan:
+        config, shape = self.config, self.shape(self.config)
+        engine, engines = self.engine(config), len(config.engine.urls) or config.engine.replicas
+        wanted = min(engine.wanted, engine.episodes) if engine else places(config)
+        return Plan(
+            model=config.model.path,
+            source=self._source,
+            shape=shape,
+            gpu=self._gpu.name if self._gpu else "this machine's memory",
+            cards=self.cards(config),
+            engine=engine,
+            engines=engines,
+            learner=self.learner(config),
+            fits=self.fits(config),
+            largest=self._largest(),
+            speed=speed_of(config, self.algorithm(config), shape, self._gpu, wanted, engines) if self._gpu else None,
+        )
+
+    def _largest(self) -> dict[str, int | None]:
+        config, positions = self.config, self.shape(self.config).positions or _MOST
+        batch = config.learner.batch_rollouts * config.model.max_length
+        return {
+            "async.max_concurrent": search(lambda n: self.holds_all(concurrent(config, n)), _MOST),
+            "model.max_length": search(lambda n: self.holds_all(lengthened(config, n)), positions),
+            "learner.micro_batch_tokens": search(lambda n: self.fits(budgeted(config, n)), batch),
+        }
+
+    def _device(self, device: str) -> str:
+        if self._gpu is None:
+            return "cpu"
+        return device if ":" in device else "cuda:0"
+
+
+def planner(config: Config, gpu: str | None) -> Planner:
+    """A planner for the card that is named, or that is here.
+
+    Args:
+        config: the run's.
+        gpu: a name of the catalogue; None takes the card that PyTorch finds, or where the config computes on the CPU
+            alone, the machine's memory.
+
+    Raises:
+        ConfigError: there is no such card, or none here and none named.
+    """
+    if gpu is not None:
+        return Planner(config, gpu_named(gpu))
+    if {config.learner.device or config.model.device, *_engine_devices(config)} == {"cpu"}:
+        return Planner(config, None)
+    if (here := gpu_here()) is None:
+        raise ConfigError(
+            f"model.device: {config.model.device}, and this machine has no GPU to plan for: name one with --gpu: "
+            f"{', '.join(GPUS)}"
+        )
+    return Planner(config, here)
+
+
+def concurrent(config: Config, episodes: int) -> Config:
+    """With so many episodes in flight, and places for them on the engines."""
+    return replace(
+        config,
+        async_=replace(config.async_, max_concurrent=episodes),
+        engine=replace(config.engine, max_batch=-(-episodes // config.engine.replicas)),
+    )
+
+
+def lengthened(config: Config, length: int) -> Config:
+    """With contexts of so many tokens."""
+    return replace(config, model=replace(config.model, max_length=length))
+
+
+def budgeted(config: Config, tokens: int) -> Config:
+    """With micro-batches of so many tokens."""
+    return replace(config, learner=replace(config.learner, micro_batch_tokens=tokens))
+
+
+def search(fits: Callable[[int], bool], most: int) -> int | None:
+    """The largest number from 1 to `most` that fits, where all smaller ones do as well; None where 1 does not."""
+    if not fits(1):
+        return None
+    low, high = 1, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _engine_devices(config: Config) -> list[str]:
+    """The device of each engine; none where they run elsewhere."""
+    if config.engine.urls:
+        return []
+    devices = config.engine.devices or (config.model.device,)
+    return [devices[i % len(devices)] for i in range(config.engine.replicas)]
+
+
+def _machine() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
