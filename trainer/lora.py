@@ -22,7 +22,7 @@ from moonmill.agents.engine.folder import ADAPTER_FILE, ADAPTER_WEIGHTS
 from moonmill.algorithm_config import CriticLoraConfig
 from moonmill.config import LoraConfig
 from moonmill.errors import ConfigError
-from moonmill.trainer.position_wise import backbone_of
+from moonmill.trainer.position_wise import backbone_of, text_of
 from moonmill.trainer.weights import copy_beside, load_tensors, save_tensors, write_whole
 
 _IN_A_LAYER = re.compile(r"\.\d+\.")
@@ -181,17 +181,23 @@ def target_modules(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> lis
 
 
 def _projections(model: PreTrainedModel) -> list[str]:
-    """Paths of the linear projections of attention and MLP in all layers."""
+    """Paths of the linear projections of attention and MLP in all layers that read text."""
+    reading = {*text_of(model).modules()}
     return [
         path
         for path, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and _IN_A_LAYER.search(path) and not _ROUTER.search(path)
+        if module in reading
+        and isinstance(module, nn.Linear | Conv1D)
+        and _IN_A_LAYER.search(path)
+        and not _ROUTER.search(path)
     ]
 
 
 def _fused(model: PreTrainedModel) -> list[str]:
-    """Names, within a layer, of parameters that hold many matrices."""
-    paths = (path for path, p in model.named_parameters() if p.ndim > 2 and _IN_A_LAYER.search(path))
+    """Names, within a layer that reads text, of parameters that hold many matrices."""
+    reading = {id(parameter) for parameter in text_of(model).parameters()}
+    many = ((path, p) for path, p in model.named_parameters() if p.ndim > 2 and _IN_A_LAYER.search(path))
+    paths = (path for path, p in many if id(p) in reading)
     return list(dict.fromkeys(_IN_A_LAYER.split(path)[-1] for path in paths))
 
 

@@ -50,14 +50,20 @@ def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
     return next((child for child in model.children() if isinstance(child, PreTrainedModel)), model)
 
 
+def text_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The part of a backbone that reads text, without the towers for pictures and sound that some models have."""
+    backbone = backbone_of(model)
+    decoder: PreTrainedModel | None = backbone.get_decoder()
+    return backbone if decoder is None else decoder
+
+
 def projections(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The projections of all layers, those that take part in mixing tokens among them. As `position_wise` else."""
     return _found(model, mixers_too=True)
 
 
 def _found(model: PreTrainedModel, *, mixers_too: bool) -> dict[str, nn.Module]:
-    backbone = backbone_of(model)
-    text = backbone.get_decoder() or backbone
+    text = text_of(model)
     attention, routers = _recorded(model, "attentions"), _recorded(model, "router_logits")
     mixers = {
         module

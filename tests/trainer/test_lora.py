@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import AutoModelForCausalLM, Gemma4Config, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from moonmill.agents.engine.models import load_model, load_version
 from moonmill.config import LearnerConfig, LoraConfig
@@ -71,6 +71,23 @@ def test_it_begins_as_nothing_and_every_part_of_it_is_reached(family: str) -> No
     torch.autograd.backward(action_logprobs(model, batch, Sampling())[0].sum())
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in adapter.parameters)
     assert [name for name, p in model.named_parameters() if p.grad is not None and "lora_" not in name] == []
+
+
+def test_the_towers_of_a_model_that_also_sees_and_hears_are_left_alone() -> None:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "global_head_dim": 8}
+    text = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "hidden_size_per_layer_input": 4}
+    tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma4Config(
+        text_config={**heads, **text, "vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB},
+        vision_config={**tower, "intermediate_size": 16, "num_key_value_heads": 1, "head_dim": 8},
+        audio_config={**tower, "subsampling_conv_channels": [4, 4], "output_proj_dims": 16},
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    places = target_modules(model, "auto")
+    assert {place.rpartition(".layers.")[0] for place in places} == {"model.language_model"}
+    assert {place.rpartition(".")[2] for place in places} == {*ATTENTION, *MLP, "per_layer_projection"}
+    with pytest.raises(ConfigError, match="has no projection linear; it has q_proj"):
+        target_modules(model, ("linear",))
 
 
 def test_experts_in_fused_parameters_are_refused_by_name_and_attention_alone_is_not() -> None:
