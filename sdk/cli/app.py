@@ -44,6 +44,7 @@ class RootGroup(LazyGroup):
         "export": "moonmill.cli.export:export",
         "engine": "moonmill.cli.engine:engine",
         "sandbox": "moonmill.cli.sandbox:sandbox",
+        "doctor": "moonmill.cli.doctor:doctor",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
