@@ -5,6 +5,7 @@ What is imported is imported in processes of its own: a package that hangs or cr
 
 import re
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def extras() -> tuple[Extra, ...] | Unknown:
     """Our extras, with what is installed of each and whether it can be imported."""
     names = _extras()
     there = {package: _version(package) for packages in names.values() for package in packages}
-    problems = _import_problems([package for package, version in there.items() if version])
+    problems = _import_problems({package: _module(package) for package, version in there.items() if version})
     if isinstance(problems, Unknown):
         return problems
     return tuple(
@@ -133,9 +134,8 @@ def _version(package: str) -> str:
         return ""
 
 
-def _import_problems(packages: list[str]) -> dict[str, str] | Unknown:
+def _import_problems(modules: Mapping[str, str]) -> dict[str, str] | Unknown:
     """Why packages cannot be imported, by name; those that can are left out."""
-    modules = {package: _module(package) for package in packages}
     said = python_said(sys.executable, _IMPORT, IMPORT_SECONDS, *modules.values())
     if isinstance(said, Unknown):
         if said.late:

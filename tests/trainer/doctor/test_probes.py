@@ -114,12 +114,14 @@ def test_a_package_that_cannot_be_imported_is_told_and_the_others_are_tried(
         (tmp_path / f"{name}_of_test.py").write_text(code)
     monkeypatch.setattr("moonmill.trainer.doctor.asking.without_ours", lambda environ: dict(os.environ))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    names = [f"{name}_of_test" for name in codes]
-    assert software._import_problems(names[:2]) == {names[1]: "OSError: libfoo.so is gone"}
-    found = software._import_problems(names)
+    modules = {name: f"{name}_of_test" for name in codes}
+    found = software._import_problems(modules)
     assert isinstance(found, dict)
-    assert found.keys() == {names[1], names[2]}
-    assert "signal 6" in found[names[2]]
+    assert found.keys() == {"broken", "crash"}
+    assert found["broken"] == "OSError: libfoo.so is gone"
+    assert "signal 6" in found["crash"]
+    del modules["crash"]
+    assert software._import_problems(modules) == {"broken": "OSError: libfoo.so is gone"}
 
 
 def test_the_extras_are_those_of_the_package() -> None:
