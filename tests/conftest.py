@@ -20,6 +20,7 @@ _MEET_SANDBOXES = (
     "envs/library/test_python_code.py",
     "envs/library/test_terminal.py",
     "examples/test_python_code.py",
+    "examples/test_rtx5090_code.py",
     "integration/test_sandbox*",
     "sdk/test_cli_sandbox.py",
 )
