@@ -22,7 +22,9 @@ def likeliest_logprob(model: PreTrainedModel, tokens: Sequence[int], config: Mod
             input_ids=torch.tensor([[*tokens]], device=device),
             position_ids=torch.arange(len(tokens), device=device).unsqueeze(0),
             use_cache=False,
-            logits_to_keep=1,
+            # No number: with one, Gemma 4 computes no more tokens than that in its last layers, and our attention wants
+            # the whole row.
+            logits_to_keep=torch.tensor([len(tokens) - 1], device=device),
             **plan.kwargs(implementation_of(model)),
         ).logits[0, -1]
     return float(logits.float().log_softmax(-1).max())
