@@ -17,14 +17,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32}
 _SHAPE = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 8192}
 _TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 # google/gemma-4-E2B-it is 1536 wide; of its 35 layers every fifth attends to everything, and the last 20 share.
 _GEMMA4 = {
     **_SHAPE,
     **_HEADS,
-    "global_head_dim": 32,
+    "global_head_dim": 64,
     "num_hidden_layers": 6,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
     "sliding_window": 16,
