@@ -1,10 +1,12 @@
 """Shapes: parameters as published, what is cached, what adapters are put on."""
 
 import pytest
+from transformers import Qwen3MoeConfig
 
 from moonmill.config import LoraConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.planning.catalogue import MODELS, config_for, entry_of
+from moonmill.trainer.planning.parts import GIB
 from moonmill.trainer.planning.shapes import Shape, shape_of
 
 LORA = LoraConfig(r=16)
@@ -27,6 +29,15 @@ def test_what_is_cached_is_that_of_shared_heads():
     assert 2 * shape("qwen3-8b").keys_of(1) == 147_456
     # Llama 3.1 8B: 131,072, as the hub's blog on its memory says (16 GB for 128k tokens).
     assert 2 * shape("llama-3.1-8b").keys_of(1) == 131_072
+
+
+def test_what_is_cached_is_what_servers_print():
+    # Qwen3-235B-A22B on four cards, as reported in github.com/vllm-project/vllm/issues/21348: SGLang has 367,404 tokens
+    # in 2 × 8.23 GB on each, vLLM 178,880 in 8.11 GiB.
+    config = Qwen3MoeConfig(num_hidden_layers=94, num_attention_heads=64, num_key_value_heads=4, head_dim=128)
+    of_token = 2 * shape_of(config, None, None).keys_of(1) / 4
+    assert 367_404 * of_token == pytest.approx(2 * 8.23 * GIB, rel=0.001)
+    assert 178_880 * of_token == pytest.approx(8.11 * GIB, rel=0.02)
 
 
 def test_sliding_layers_keep_their_window():
