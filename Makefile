@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@[ -x $(BIN)/python ] || { echo "no Python 3.11 or newer with venv found: install one, or set PYTHON=" >&2; exit 1; }
 	@echo "installing into $(VENV) (minutes, the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,report,docker,humaneval,search,reasoning-gym,math,math-data,gymnasium,textarena,trl,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,quantization,report,docker,humaneval,search,reasoning-gym,math,math-data,gymnasium,textarena,trl,dev]'
 	@touch $@
 	@echo "installed: source $(BIN)/activate makes moonmill a command"
 

@@ -74,10 +74,11 @@ its preset comes to. YAML is read as a person means it: `1e-6` is a number, `yes
 other types beyond JSON's are refused.
 
 On `--resume`, `engine`, `async`, `eval`, `sandbox`, `alarms` and `train` (but for `train.seed`, and for `train.steps`
-where a learning rate falls over them) may differ from what the run was begun with; what is trained may not. A run has
-begun once a rollout has finished. Until then, as after an engine that refused to start, `train` begins it again, with
-whatever config. So does `train --resume`, but it wants a run directory: where that is missing or has no `config.yaml`
-yet, it is refused. What is in a run directory: [runs.md](runs.md).
+where a learning rate falls over them) may differ from what the run was begun with; what is trained may not, but where
+and in how much memory it is may: `learner.device`, `learner.gradient_checkpointing`, `learner.micro_batch_tokens`.
+A run has begun once a rollout has finished. Until then, as after an engine that refused to start, `train` begins it
+again, with whatever config. So does `train --resume`, but it wants a run directory: where that is missing or has no
+`config.yaml` yet, it is refused. What is in a run directory: [runs.md](runs.md).
 
 A relative `model.path` or `algorithm.critic.path`, and the file of an `env.id` such as `my_env.py:MyEnv`, is looked
 for beside the config file first, then in the working directory. In a `--set` it is the other way round: the working

@@ -108,9 +108,6 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     devices: tuple[str, ...] = ()
     """Where the engines compute, in place of `model.device`: `[cuda:1, cuda:2]` gives each of two replicas a GPU of its
     own. Where there are more replicas than devices, they take them in turn."""
-    sleep_while_learning: bool = False
-    """Empty the engine's memory while the learner computes, and fill it again for the next episodes: for a card too
-    small for both at once. Nothing is sampled meanwhile, so it wants `async.mode: sync`."""
     max_batch: PositiveInt = 64
     """Requests that are decoded at once; further ones wait."""
     batch_invariant: bool = False
@@ -179,10 +176,12 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     backend: Literal["torch", "unsloth"] = "torch"
     """What loads the model and computes with it: `torch` is transformers and PEFT, on a CPU or a GPU; `unsloth` is
-    [Unsloth](https://docs.unsloth.ai), with its faster kernels for adapters, on a GPU."""
+    [Unsloth](https://docs.unsloth.ai), with its faster kernels for adapters, on a GPU. It wants `model.lora`, and
+    `algorithm.critic.lora` where there is a critic."""
     quantization: Literal["4bit", "8bit"] | None = None
     """What the learner keeps the frozen base of adapters in, by bitsandbytes: `4bit` (NF4, of QLoRA, arXiv 2305.14314)
-    or `8bit` (LLM.int8, arXiv 2208.07339); `null` keeps it in `model.dtype`. The engine's weights stay as they are."""
+    or `8bit` (LLM.int8, arXiv 2208.07339); `null` keeps it in `model.dtype`. The engine's weights stay as they are,
+    which [has its price](engines.md#a-quantized-learner). It wants what `unsloth` wants."""
     device: str = ""
     """Where the learner computes, in place of `model.device`: `cuda:0`."""
     batch_rollouts: PositiveInt = 64

@@ -28,6 +28,8 @@ from moonmill.errors import RunDirectoryError, RunError
 
 _FIXED = ("env", "model", "sampling", "algorithm", "learner", "train.seed")
 """What is trained: it stays what it was for the whole of a run."""
+_FREE = ("learner.device", "learner.gradient_checkpointing", "learner.micro_batch_tokens")
+"""What of that may differ all the same: where it is computed, and in how much memory."""
 _LOCK_SECONDS = 1.0
 """Who looks whether a run is in use holds its lock for an instant: to be refused takes longer."""
 _LOCK_POLL_SECONDS = 0.02
@@ -104,13 +106,13 @@ class RunDirectory:
         changed = [
             f"{key}: {before!r:.100} then, {now!r:.100} now"
             for key, (before, now) in differences(load_config(self.config), config).items()
-            if any(key == fixed or key.startswith(f"{fixed}.") for fixed in (*_FIXED, *falls_over))
+            if key not in _FREE and any(key == f or key.startswith(f"{f}.") for f in (*_FIXED, *falls_over))
         ]
         if changed:
             raise RunDirectoryError(
                 "\n  ".join((f"{self.path} was begun with other values, and a run keeps what it trains:", *changed))
                 + "\nSet them back, or start a new run (another run_dir). On --resume may differ: engine, async, eval, "
-                f"sandbox, alarms, and train but for {' and '.join(('train.seed', *falls_over))}"
+                f"sandbox, alarms, {', '.join(_FREE)}, and train but for {' and '.join(('train.seed', *falls_over))}"
             )
 
     def lock(self) -> None:

@@ -25,10 +25,14 @@ from moonmill.errors import ConfigError
 
 PACKED = "moonmill_packed"
 FLASH = "flash_attention_2"
+UNSLOTH = "unsloth"
+"""Unsloth's own, in the families that it has rewritten."""
 _WIDEST = 1.5
 """Longest by shortest rollout in one kernel call."""
 _MIXING = 1e-3
 """Share of the largest logit. Rounding stays far below; a rollout that sees its neighbour goes far above."""
+_MIXING_8BIT = 0.05
+"""The same where outliers are taken out of products in 8 bits: which columns have some depends on all rows together."""
 
 
 class _Rows(NamedTuple):
@@ -68,6 +72,8 @@ class PackedPlan:
         """What a model's forward is to pass on to its attention."""
         if implementation == PACKED:
             return {"plan": self}
+        if implementation == UNSLOTH:
+            return {"packed_seq_lengths": torch.tensor(self.lengths, dtype=torch.int32)}
         longest = max(self.lengths)
         return {
             "cu_seq_lens_q": self.cu_seqlens,
@@ -120,6 +126,14 @@ def choose_implementation(device: torch.device, dtype: torch.dtype) -> str:
     return PACKED
 
 
+def implementation_of(model: PreTrainedModel) -> str:
+    """The attention a model was loaded with."""
+    if getattr(model, "_unsloth_fast_path", False):
+        return UNSLOTH
+    name: str = model.config._attn_implementation
+    return name
+
+
 @torch.no_grad()
 def refuse_mixing(model: PreTrainedModel) -> None:
     """Make sure that rollouts in one row do not see each other in this model: what layers other than attention carry
@@ -137,11 +151,12 @@ def refuse_mixing(model: PreTrainedModel) -> None:
             input_ids=torch.tensor([[*first, 1, 2, 3]], device=model.device),
             position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device),
             use_cache=False,
-            **plan.kwargs(model.config._attn_implementation),
+            **plan.kwargs(implementation_of(model)),
         ).logits[0, 3:]
         for first in ((1, 2, 3), (3, 1, 1))
     ]
-    if (logits[0] - logits[1]).abs().max() > _MIXING * logits[0].abs().max():
+    allowed = _MIXING_8BIT if getattr(model, "is_loaded_in_8bit", False) else _MIXING
+    if (logits[0] - logits[1]).abs().max() > allowed * logits[0].abs().max():
         raise ConfigError(
             f"model.path: {name} has layers that carry more than attention does from token to token, so that rollouts "
             "in one row would see each other: the learner cannot train it"

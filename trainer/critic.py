@@ -124,8 +124,13 @@ class AdaptedCritic(Critic):
     def at_work(self) -> AbstractContextManager[None]:
         return self._adapter.active()
 
+    @property
+    def adapter_parameters(self) -> list[nn.Parameter]:
+        """Those of the adapter alone."""
+        return [*self._adapter.parameters.values()]
+
     def trained(self) -> list[nn.Parameter]:
-        return [*self._adapter.parameters.values(), *self.head.parameters()]
+        return [*self.adapter_parameters, *self.head.parameters()]
 
     def tensors(self) -> dict[str, Tensor]:
         adapter = {f"adapter.{name}": p.detach() for name, p in self._adapter.parameters.items()}

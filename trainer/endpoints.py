@@ -125,7 +125,7 @@ class Endpoint:
         try:
             with scope:
                 await self._refuse_other_runs()
-                taken = await take_over(self._control, version, weights, self._prompt, self._config.model)
+                taken = await take_over(self._control, version, weights, self._prompt, self._config)
                 self.loaded.add(version)
                 return taken
         except GoneError as e:

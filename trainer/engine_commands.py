@@ -11,33 +11,37 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from msgspec.structs import replace
-
 from moonmill.agents.client import version_name
 from moonmill.agents.engine.vllm_command import check_args, rank_for
 from moonmill.agents.engine.vllm_environment import interpreter_for, interpreter_problem
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import ConfigError
+from moonmill.trainer.devices import engine_devices
 
 _LAST_PORT = 65535
 
 
-def engine_argv(config: Config) -> list[str]:
-    """The command line of the engine; no module of the folder we are in gets in its way.
+def engine_argv(config: Config, number: int = 0) -> list[str]:
+    """The command line of one of the engines; no module of the folder we are in gets in its way.
+
+    Args:
+        config: the run's.
+        number: which one, from 0.
 
     Raises:
         ConfigError: vLLM is wanted, and is not installed.
     """
-    engine, model = config.engine, config.model
+    engine, model, device = config.engine, config.model, engine_devices(config)[number]
+    port = engine.port + number if engine.port else 0
     module = {"embedded": "moonmill.agents.engine", "vllm": "moonmill.agents.engine.vllm"}[engine.type]
     argv = [sys.executable, "-P", "-m", module]
     argv += ["--model", model.path, "--served-name", version_name(0)]
-    argv += ["--host", engine.host, "--port", str(engine.port), "--threads", str(engine.threads)]
+    argv += ["--host", engine.host, "--port", str(port), "--threads", str(engine.threads)]
     argv += ["--max-batch", str(engine.max_batch + eval_places(config)), "--max-length", str(model.max_length)]
-    argv += ["--dtype", model.dtype, "--device", model.device, "--exit-with-stdin"]
+    argv += ["--dtype", model.dtype, "--device", device, "--exit-with-stdin"]
     if engine.type == "vllm":
-        return argv + _of_vllm(config)
+        return argv + _of_vllm(config, device)
     argv += ["--renderer", model.renderer, "--tool-format", model.tool_format]
     return [*argv, *["--batch-invariant"] * engine.batch_invariant]
 
@@ -50,10 +54,11 @@ def engine_places(config: Config, logs: Path, progress: Callable[[str, str], Non
     places: dict[str, ServerProcess | str] = {}
     for number in range(engine.replicas):
         name = f"engine-{number + 1}" if engine.replicas > 1 else "engine"
-        own = replace(config, engine=replace(engine, port=engine.port + number if engine.port else 0))
         log = logs / f"{name}.log"
         timeout, told = engine.start_timeout, partial(progress, name)
-        places[name] = ServerProcess(name, engine_argv(own), log_path=log, start_timeout=timeout, on_progress=told)
+        places[name] = ServerProcess(
+            name, engine_argv(config, number), log_path=log, start_timeout=timeout, on_progress=told
+        )
     return places
 
 
@@ -93,14 +98,15 @@ def describe_engine(config: Config) -> str:
     if engine.type == "embedded" or engine.urls:
         return ", ".join(filter(None, (engine.type, places)))
     check_args(engine.vllm.args)
-    python = interpreter_for(model.device, engine.vllm.python)
+    device = engine_devices(config)[0]  # The others are of its kind.
+    python = interpreter_for(device, engine.vllm.python)
     if problem := interpreter_problem(python):
         raise ConfigError(
             f"engine.vllm.python: {problem}: install vLLM with `moonmill engine install`, or name the interpreter of "
             "an environment that has it"
         )
     facts = [engine.type, places, f"of {python}"]
-    if model.dtype == "bfloat16" and model.device == "cpu":
+    if model.dtype == "bfloat16" and device == "cpu":
         facts.append("bfloat16 is several times slower than float32 on most CPUs")
     return ", ".join(filter(None, facts))
 
@@ -162,9 +168,9 @@ def _problem_of(url: str) -> str:
     return "has a path, and should not" if parts.path.strip("/") or parts.query or parts.fragment else ""
 
 
-def _of_vllm(config: Config) -> list[str]:
+def _of_vllm(config: Config, device: str) -> list[str]:
     vllm, lora = config.engine.vllm, config.model.lora
-    argv = ["--python", interpreter_for(config.model.device, vllm.python)]
+    argv = ["--python", interpreter_for(device, vllm.python)]
     argv += ["--kv-cache-gib", f"{vllm.kv_cache_gib:g}", "--gpu-memory", f"{vllm.gpu_memory:g}"]
     if lora is not None:
         argv += ["--max-loras", str(vllm.max_loras or slots_needed(config)), "--max-lora-rank", str(_rank(config))]

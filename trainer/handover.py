@@ -11,13 +11,16 @@ from msgspec import Struct
 
 from moonmill.agents.control import EngineControl, ModelCard
 from moonmill.agents.pending import version_name, version_named
-from moonmill.config import ModelConfig
+from moonmill.config import Config, ModelConfig
 from moonmill.errors import ConfigError, EngineError
 from moonmill.rundir import RunDirectory
 
 _TOLERANCE = {"float32": 1e-2, "bfloat16": 0.25}
 """How far the log-probabilities of engine and learner may be apart, by `model.dtype`. Between two programs that compute
 in float32 it is about 1e-5."""
+_QUANTIZED = {"4bit": 2.0, "8bit": 1.0}
+"""The same where the learner's base is quantized, and the engine's is not. Over 1,082 contexts of SmolLM2-135M, which
+is as small as they come, the two were at most 1.83 and 0.72 apart, on average 0.32 and 0.10."""
 _DEPTH = 3
 """A run's weights are in `RUN/weights/v000001`, or in `RUN/checkpoints/step-000001/policy`."""
 
@@ -46,7 +49,7 @@ class WrongWeightsError(EngineError):
 
 
 async def take_over(
-    engine: EngineControl, version: int, weights: Weights, probe: Sequence[int], model: ModelConfig
+    engine: EngineControl, version: int, weights: Weights, probe: Sequence[int], config: Config
 ) -> Taken:
     """Have an engine load a version, and see that it answers the probe as the learner does.
 
@@ -65,7 +68,8 @@ async def take_over(
     value = await engine.probe(probe, version)
     probed = time.perf_counter()
     difference = None if weights.probe is None else abs(value - weights.probe)
-    tolerance = _TOLERANCE[model.dtype]
+    quantization = config.learner.quantization
+    tolerance = _QUANTIZED[quantization] if quantization else _TOLERANCE[config.model.dtype]
     if difference is not None and not difference <= tolerance:  # also where it is not a number
         with suppress(EngineError):
             await engine.unload_version(version)

@@ -29,9 +29,11 @@ from moonmill.seeding import derive_seed
 from moonmill.trainer import checkpoint
 from moonmill.trainer.advantages import OutcomeAdvantages, gae_advantages, normalized
 from moonmill.trainer.algorithms.presets import resolve
+from moonmill.trainer.attention import implementation_of
 from moonmill.trainer.critic import Critic
+from moonmill.trainer.devices import learner_device, shares_card
 from moonmill.trainer.guard import notice
-from moonmill.trainer.models import Packed, export_dtype, implementation_of, load_policy, precision
+from moonmill.trainer.models import Packed, export_dtype, load_policy, precision
 from moonmill.trainer.packing import pack
 from moonmill.trainer.parts import make_parts
 from moonmill.trainer.policy_update import PolicyUpdate
@@ -77,8 +79,8 @@ class Learner:
         """Policy updates done."""
         self._config = config
         self._algorithm = resolve(config.algorithm, config.learner.batch_rollouts)
-        self._device = torch.device(config.model.device)
-        self.policy = load_policy(config.model)
+        self._device = torch.device(learner_device(config))
+        self.policy = load_policy(config)
         if config.learner.gradient_checkpointing:
             recompute_layers(self.policy)
         critic = self._algorithm.critic
@@ -120,8 +122,11 @@ class Learner:
             "action_tokens": float(sum(len(p.batch.actions) for p in batch)),
             "micro_batches": float(len(batch)),
         }
-        with precision(self._config.model):
-            updated = self._learn(batch, rollouts, metrics)
+        try:
+            with precision(self._config.model, self._device):
+                updated = self._learn(batch, rollouts, metrics)
+        except torch.OutOfMemoryError as e:
+            raise RunError(self._out_of_memory(e)) from e
         suspects = [rollouts[place].id for place in self._policy_update.suspects]
         told = notice(self.step_number + 1, metrics, suspects)
         metrics |= {f"seconds_{phase}": seconds for phase, seconds in self._seconds.items()}
@@ -232,6 +237,18 @@ class Learner:
         with self._timed("policy"):
             return self._policy_update.update(batch, advantages, self.version, metrics)
 
+    def _out_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        learner, engine = self._config.learner, self._config.engine
+        ways = [f"lower learner.micro_batch_tokens ({learner.micro_batch_tokens})"]
+        if not learner.gradient_checkpointing:
+            ways.append("set learner.gradient_checkpointing to true")
+        if engine.type == "vllm" and shares_card(self._config):
+            ways.append(f"lower engine.vllm.gpu_memory ({engine.vllm.gpu_memory:g}), the engine's share of that GPU")
+        return (
+            f"step {self.step_number + 1} does not fit into the memory of {self._device}: {', or '.join(ways)}, then "
+            f"--resume. ({str(error).strip().partition(chr(10))[0]:.300})"
+        )
+
     def _refuse_torn(self) -> None:
         if self._torn:
             raise RunError("the learner failed in the middle of a step: restore a checkpoint first")
@@ -260,6 +277,9 @@ def make_deterministic(config: Config) -> None:
     torch.set_num_threads(config.learner.threads)
     torch.manual_seed(derive_seed(config.train.seed, "learner"))
     # Where a GPU has no deterministic kernel, a warning is better than no training.
-    torch.use_deterministic_algorithms(config.learner.deterministic, warn_only=config.model.device != "cpu")
+    device = torch.device(learner_device(config))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # Kernels of others ask for the current one.
+    torch.use_deterministic_algorithms(config.learner.deterministic, warn_only=device.type != "cpu")
     # Fresh memory is not read before it is written, so filling it beforehand only takes time: 5% of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

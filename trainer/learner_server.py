@@ -38,6 +38,7 @@ from moonmill.agents.serving import die_with_stdin, listen, refuse, serve, start
 from moonmill.config import Config
 from moonmill.errors import ConfigError, MoonmillError, RunDirectoryError, RunError
 from moonmill.rundir import RunDirectory
+from moonmill.trainer.backends import import_first
 from moonmill.trainer.messages import (
     CheckpointAnswer,
     CheckpointRequest,
@@ -196,6 +197,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Read when torch is imported: threads of a pool that is never used would only wait for work.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.learner.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the name it has had
+        # Micro-batches differ in size. Else each new size may find no room between what is kept of the others.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     run = RunDirectory(args.run_dir)
     try:
         run.watch()
@@ -204,6 +208,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     listener = listen(args.host, args.port)
     with starting():
         # Imported now, not above: bad arguments and a taken port are told without waiting seconds for torch.
+        import_first(config)
         from transformers.utils import logging
 
         from moonmill.trainer.learner import Learner, make_deterministic

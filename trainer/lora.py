@@ -14,6 +14,7 @@ from typing import Any
 
 import peft
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -37,6 +38,8 @@ _MATRICES = 3
 class Adapter:
     """An adapter, put into a model: its projections become the base's and the adapter's together.
 
+    `peft` is PEFT's model around it.
+
     Args:
         model: the base, which is frozen.
         lora: rank, scale and place.
@@ -52,8 +55,8 @@ class Adapter:
         places = target_modules(model, lora.target_modules)
         config = _config(model, lora, target_modules=places, task_type="CAUSAL_LM")
         with _seeded(model, seed):
-            self._peft: peft.PeftModel = peft.get_peft_model(model, config)
-        self._peft.eval()
+            self.peft: peft.PeftModel = peft.get_peft_model(model, config)
+        self.peft.eval()
         self.parameters: list[nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
         base = Path(source)
         described = config.to_dict() | {
@@ -82,11 +85,11 @@ class Adapter:
 
     def beside(self, places: Mapping[str, nn.Module], lora: CriticLoraConfig, seed: int) -> "SideAdapter":
         """Put the critic's adapter on the same base. Arguments as of `SideAdapter`."""
-        return SideAdapter(self._peft, places, lora, seed)
+        return SideAdapter(self.peft, places, lora, seed)
 
     def _tensors(self) -> dict[str, Tensor]:
         """The adapter's own tensors, by PEFT's names."""
-        tensors: dict[str, Tensor] = peft.get_peft_model_state_dict(self._peft, save_embedding_layers=False)
+        tensors: dict[str, Tensor] = peft.get_peft_model_state_dict(self.peft, save_embedding_layers=False)
         return tensors
 
 
@@ -129,6 +132,7 @@ class SideAdapter:
                 self._peft = peft.get_peft_model(model, config, adapter_name=self._NAME)
         self._peft.eval()
         self._beside: str | None = self._peft.active_adapter if self._peft.active_adapter != self._NAME else None
+        self._without = [m for m in model.modules() if isinstance(m, LoraLayer) and self._NAME not in m.r]
         self.backbone: nn.Module = backbone_of(model)
         self.parameters: dict[str, nn.Parameter] = {
             name.replace(f".{self._NAME}", ""): parameter
@@ -144,9 +148,14 @@ class SideAdapter:
             yield
             return
         self._peft.set_adapter(self._NAME)
+        # PEFT passes over a layer that has not got the adapter; Unsloth's kernels do where it is switched off.
+        for layer in self._without:
+            layer.enable_adapters(False)
         try:
             yield
         finally:
+            for layer in self._without:
+                layer.enable_adapters(True)
             self._peft.set_adapter(self._beside)
 
 

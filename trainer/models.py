@@ -2,8 +2,8 @@
 
 What always holds: what is trained is kept and updated in float32, whatever `model.dtype` says; with `bfloat16` the
 forward pass runs under autocast, since steps as small as reinforcement learning's vanish in 16-bit weights. The base of
-an adapter is not trained, and kept in `model.dtype`. Modules are in eval mode, so that nothing random stands between
-two passes over the same tokens.
+an adapter is not trained, and kept in `model.dtype`, or quantized. Modules are in eval mode, so that nothing random
+stands between two passes over the same tokens.
 """
 
 from contextlib import AbstractContextManager
@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from moonmill.agents.engine.folder import require_whole
-from moonmill.config import ModelConfig
+from moonmill.config import Config, ModelConfig
 from moonmill.errors import ConfigError
-from moonmill.trainer.attention import PackedPlan, choose_implementation, refuse_mixing
+from moonmill.trainer.attention import UNSLOTH, PackedPlan, choose_implementation, implementation_of, refuse_mixing
+from moonmill.trainer.backends import backend_of
+from moonmill.trainer.devices import learner_device
 from moonmill.trainer.logprobs import head_of, selected_logprobs
 from moonmill.trainer.packing import MicroBatch
 from moonmill.types import Sampling
@@ -46,52 +48,45 @@ class Packed:
         """Arguments of a model's forward."""
 
 
-def load_policy(config: ModelConfig) -> PreTrainedModel:
-    """The model to train: in float32, or where it is an adapter's base in `model.dtype`.
+def load_policy(config: Config) -> PreTrainedModel:
+    """The model to train: in float32, or where it is an adapter's base in `model.dtype`, or quantized.
 
     Raises:
         ConfigError: there is none, it cannot be loaded, or its rollouts cannot be packed.
     """
-    require_whole(config.path)
-    path = Path(config.path)
-    if not path.exists() and (config.path.startswith((".", "/", "~")) or config.path.count("/") != 1):
-        raise ConfigError(f"model.path: there is no folder {config.path}, and a hub id has the form owner/name")
+    source = config.model.path
+    require_whole(source)
+    path = Path(source)
+    if not path.exists() and (source.startswith((".", "/", "~")) or source.count("/") != 1):
+        raise ConfigError(f"model.path: there is no folder {source}, and a hub id has the form owner/name")
     if path.exists() and not (path / "config.json").is_file():
         raise ConfigError(f"model.path: {path} is not a model folder: it has no config.json")
     try:
-        device = torch.device(config.device)
-        implementation = choose_implementation(device, _DTYPES[config.dtype])
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            config.path,
-            config=AutoConfig.from_pretrained(config.path),
-            dtype=_DTYPES[config.dtype] if config.lora else torch.float32,
-            attn_implementation=implementation,
-        )
-        model = model.to(device).eval().requires_grad_(True)
+        device = torch.device(learner_device(config))
+        attention = choose_implementation(device, _DTYPES[config.model.dtype])
+        model = backend_of(config).load(config, device, attention)
     except Exception as e:  # transformers, safetensors and torch raise whatever they like about a folder or a device
         reason = next(iter(str(e).strip().splitlines()), "")
         raise ConfigError(
-            f"model.path: cannot load {config.path} on {config.device}: {type(e).__name__}: {reason}"
+            f"model.path: cannot load {source} on {learner_device(config)}: {type(e).__name__}: {reason}"
         ) from e
-    with precision(config):
+    with precision(config.model, device):
         refuse_mixing(model)
-        head_of(model, partial(_few_tokens, model))
+        if head_of(model, partial(_few_tokens, model)) is None and implementation_of(model) == UNSLOTH:
+            raise ConfigError(
+                f"learner.backend: unsloth has a forward of its own for {type(model).__name__}, whose head cannot be "
+                "used by itself: set it to torch"
+            )
     return model
 
 
-def implementation_of(model: PreTrainedModel) -> str:
-    """The attention a model was loaded with."""
-    name: str = model.config._attn_implementation
-    return name
-
-
-def precision(config: ModelConfig) -> AbstractContextManager[Any]:
+def precision(config: ModelConfig, device: torch.device) -> AbstractContextManager[Any]:
     """The context forward passes run in.
 
     Autocast keeps no 16-bit copies of weights: they would be those from before an update that is made in the context.
     """
     dtype, enabled = _DTYPES[config.dtype], config.dtype != "float32"
-    return torch.autocast(torch.device(config.device).type, dtype=dtype, enabled=enabled, cache_enabled=False)
+    return torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
 def action_logprobs(

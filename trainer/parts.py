@@ -7,10 +7,12 @@ from transformers import PreTrainedModel
 from moonmill.algorithm_config import CriticConfig
 from moonmill.config import Config
 from moonmill.seeding import derive_seed
+from moonmill.trainer.backends import backend_of
 from moonmill.trainer.critic import AdaptedCritic, Critic, WholeCritic, places_of
 from moonmill.trainer.critic_folder import load_critic
 from moonmill.trainer.models import export_dtype
 from moonmill.trainer.position_wise import backbone_of
+from moonmill.trainer.trying import refuse_wrong_gradients
 from moonmill.trainer.weights import FullWeights, TrainedWeights
 
 
@@ -39,8 +41,14 @@ def make_parts(
         places = places_of(policy, critic) if critic and critic.lora else {}
         seed = derive_seed(config.train.seed, "adapter")
         weights = adapter = Adapter(policy, config.model.lora, config.model.path, seed)
+        backend_of(config).adapt(adapter.peft)
         if critic and critic.lora:
             made = AdaptedCritic(policy, adapter.beside(places, critic.lora, _seed(config)))
+    if config.model.lora is not None:
+        refuse_wrong_gradients(policy, backbone_of(policy), weights.parameters, config.model)
+    if isinstance(made, AdaptedCritic):
+        with made.at_work():
+            refuse_wrong_gradients(policy, made.body(), made.adapter_parameters, config.model)
     if critic and critic.path:
         assert made is not None
         load_critic(made, critic)

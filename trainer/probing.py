@@ -6,8 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from moonmill.config import ModelConfig
-from moonmill.trainer.attention import PackedPlan
-from moonmill.trainer.models import implementation_of, precision
+from moonmill.trainer.attention import PackedPlan, implementation_of
+from moonmill.trainer.models import precision
 
 
 def likeliest_logprob(model: PreTrainedModel, tokens: Sequence[int], config: ModelConfig) -> float:
@@ -15,9 +15,9 @@ def likeliest_logprob(model: PreTrainedModel, tokens: Sequence[int], config: Mod
 
     It is what an engine reports of its first token at temperature 0. Nothing of the model changes.
     """
-    device = torch.device(config.device)
+    device = model.device
     plan = PackedPlan(torch.tensor([0, len(tokens)], dtype=torch.int32, device=device))
-    with torch.no_grad(), precision(config):
+    with torch.no_grad(), precision(config, device):
         logits = model(
             input_ids=torch.tensor([[*tokens]], device=device),
             position_ids=torch.arange(len(tokens), device=device).unsqueeze(0),

@@ -31,6 +31,7 @@ from moonmill.signals import STOPPING, ignore, interruptible, raise_if_asked
 from moonmill.trainer.algorithms.presets import ResolvedAlgorithm, resolve
 from moonmill.trainer.buffer import Buffer
 from moonmill.trainer.controller import Controller
+from moonmill.trainer.devices import shares_card
 from moonmill.trainer.engine_host import EngineHost
 from moonmill.trainer.evaluations import Evaluations
 from moonmill.trainer.filters import Filters
@@ -152,8 +153,15 @@ class _Run:
         learner = LearnerHost(config, self.run, self.ledger, self._note, probe)
         learner_ready = anyio.Event()
         async with anyio.create_task_group() as group:
-            group.start_soon(_keep_running, learner, learner_ready)
+            begin_learner = partial(group.start_soon, _keep_running, learner, learner_ready)
+            # vLLM takes what is missing on its GPU, once it has looked at what its model needs, for its own need. On
+            # the same GPU the learner therefore begins when that is over, and has what is left.
+            shared = shares_card(config)
+            if not shared:
+                begin_learner()
             async with engine.running():
+                if shared:
+                    begin_learner()
                 await self._evaluate_and_train(engine, learner, learner_ready, tasks, recovery)
             group.cancel_scope.cancel()
 

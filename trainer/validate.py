@@ -30,9 +30,10 @@ from moonmill.sandboxes import SandboxSpecError
 from moonmill.sandboxes.providers import check_name
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.critic_folder import check_critic
-from moonmill.trainer.devices import describe_device
+from moonmill.trainer.devices import describe_devices
 from moonmill.trainer.engine_commands import describe_engine, describe_versions
 from moonmill.trainer.filters import check_filters
+from moonmill.trainer.learner_check import describe_learner
 from moonmill.trainer.recurring import describe_recurrence
 from moonmill.trainer.warm_up import check_warm_up
 from moonmill.types import COOLEST
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from moonmill.agents.rendering import TurnRenderer
 
 AT_ONCE = (
-    *("environment", "sandbox", "algorithm", "critic", "asynchrony", "evaluation", "device", "run directory"),
-    *("model", "adapter", "engine", "versions"),
+    *("environment", "sandbox", "algorithm", "critic", "asynchrony", "evaluation", "device", "learner"),
+    *("run directory", "model", "adapter", "engine", "versions"),
 )
 """Checks that import neither torch (but for a GPU) nor transformers."""
 FOR_PLAYING = ("environment", "sandbox", "evaluation", "device", "model", "engine")
@@ -281,7 +282,8 @@ _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "critic": (_critic, ("algorithm",)),
     "asynchrony": (_asynchrony, ("algorithm",)),
     "evaluation": (_evaluation, ()),
-    "device": (describe_device, ()),
+    "device": (describe_devices, ()),
+    "learner": (describe_learner, ("algorithm", "device")),
     "run directory": (_run_directory, ()),
     "model": (_model, ()),
     "adapter": (_adapter, ("model",)),

@@ -79,7 +79,10 @@ def main() -> None:
 
     found = current_platform.device_type or "no device"
     if found != device:
-        refuse(f"the vLLM of {sys.executable} computes on {found} here, but {device} is wanted (model.device)")
+        refuse(
+            f"the vLLM of {sys.executable} computes on {found} here, but {device} is wanted (model.device, or "
+            "engine.devices)"
+        )
     # Not in the place of this module: processes that vLLM spawns import what is `__main__` here.
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=False)
 

@@ -105,7 +105,8 @@ def test_another_device_is_refused(vllm: dict[str, str]) -> None:
     with start(vllm, "cuda") as server:
         said = server.communicate(timeout=20)[1].splitlines()[-1]
         assert said == (
-            f"moonmill: refused: the vLLM of {sys.executable} computes on cpu here, but cuda is wanted (model.device)"
+            f"moonmill: refused: the vLLM of {sys.executable} computes on cpu here, but cuda is wanted (model.device, "
+            "or engine.devices)"
         )
         assert server.returncode == 2
 

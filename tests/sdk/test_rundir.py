@@ -88,7 +88,8 @@ def test_a_changed_config_is_refused_with_the_keys_that_differ_and_nothing_else(
         "  learner.lr: 1e-06 then, 2e-06 now",
         "  train.seed: 0 then, 3 now",
         "Set them back, or start a new run (another run_dir). On --resume may differ: engine, async, eval, "
-        "sandbox, alarms, and train but for train.seed",
+        "sandbox, alarms, learner.device, learner.gradient_checkpointing, learner.micro_batch_tokens, "
+        "and train but for train.seed",
     ]
     assert "level: 1" in run.config.read_text()
 

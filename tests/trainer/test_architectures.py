@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from moonmill.algorithm_config import CriticConfig
-from moonmill.config import ModelConfig
+from moonmill.config import Config, EnvConfig, ModelConfig
 from moonmill.errors import ConfigError
 from moonmill.trainer.attention import PACKED, refuse_mixing
 from moonmill.trainer.critic import WholeCritic
@@ -139,4 +139,4 @@ def test_models_that_cannot_be_packed_are_refused_when_they_are_loaded(name: str
     torch.manual_seed(1)
     make().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=words):
-        load_policy(ModelConfig(str(tmp_path)))
+        load_policy(Config(EnvConfig("test-v0"), ModelConfig(str(tmp_path))))

@@ -25,7 +25,7 @@ from tests.trainer.conftest import MakeConfig, action, observation, rollout, sam
 
 @pytest.fixture
 def policy(make_config: MakeConfig):
-    return load_policy(make_config().model)
+    return load_policy(make_config())
 
 
 def batch_of(model_path: Path) -> Packed:

@@ -41,6 +41,14 @@ def test_only_the_module_and_what_concerns_it_differ() -> None:
     assert value_of(vllm, "--python") == "/venv/bin/python"
 
 
+def test_each_engine_has_its_device_and_more_of_them_take_the_devices_in_turn() -> None:
+    three = replace(VLLM, engine=replace(VLLM.engine, replicas=3, port=8000, devices=("cuda:1", "cuda:2")))
+    argvs = [engine_argv(three, number) for number in range(3)]
+    assert [value_of(argv, "--device") for argv in argvs] == ["cuda:1", "cuda:2", "cuda:1"]
+    assert [value_of(argv, "--port") for argv in argvs] == ["8000", "8001", "8002"]
+    assert value_of(engine_argv(VLLM), "--device") == "cpu"
+
+
 def test_only_embedded_engines_of_ours_compute_requests_one_by_one() -> None:
     invariant = replace(CONFIG, engine=EngineConfig(batch_invariant=True))
     assert "--batch-invariant" in engine_argv(invariant)

@@ -74,7 +74,7 @@ def weights(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
     made = []
     folder = tmp_path_factory.mktemp("weights")
     model = ModelConfig(str(model_path))
-    policy = load_policy(model)
+    policy = load_policy(Config(EnvConfig("test-v0"), model))
     for version in range(5):
         tensors = load_file(model_path / "model.safetensors")
         draw = torch.Generator().manual_seed(version)
@@ -415,4 +415,6 @@ def test_the_learners_answer_is_that_of_transformers(model_path: Path) -> None:
     plain = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     with torch.no_grad():
         expected = plain(torch.tensor([PROBE])).logits[0, -1].log_softmax(-1).max()
-    assert likeliest_logprob(load_policy(model), PROBE, model) == pytest.approx(float(expected), abs=1e-5)
+    assert likeliest_logprob(load_policy(Config(EnvConfig("test-v0"), model)), PROBE, model) == pytest.approx(
+        float(expected), abs=1e-5
+    )

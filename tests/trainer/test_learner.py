@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from moonmill.agents.engine.models import load_model, load_version
 from moonmill.algorithm_config import AlgorithmConfig, CriticConfig, GaeConfig, GroupZscoreConfig
-from moonmill.config import LearnerConfig, LoraConfig
+from moonmill.config import EngineConfig, LearnerConfig, LoraConfig
 from moonmill.errors import ConfigError, RunError
 from moonmill.trainer.learner import Learner
 from moonmill.types import Action, Rollout, Sampling
@@ -275,3 +275,27 @@ def test_exported_weights_are_what_the_engine_loads(make_config: MakeConfig, mod
 def test_a_missing_model_is_a_config_error(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         Learner(config_of(tmp_path))
+
+
+def test_a_step_that_does_not_fit_into_memory_is_told_with_what_to_lower(
+    make_config: MakeConfig, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = Learner(make_config())
+
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd so on")
+
+    monkeypatch.setattr(learner, "_learn", full)
+    with pytest.raises(RunError) as told:
+        learner.step(sampled(model_path, 0))
+    assert str(told.value) == (
+        "step 1 does not fit into the memory of cpu: lower learner.micro_batch_tokens (16384), or set "
+        "learner.gradient_checkpointing to true, then --resume. (CUDA out of memory. Tried to allocate 2.00 GiB.)"
+    )
+    shared = make_config(learner=LearnerConfig(gradient_checkpointing=True))
+    shared = msgspec.structs.replace(shared, engine=EngineConfig(type="vllm"))
+    monkeypatch.setattr(learner, "_config", shared)
+    monkeypatch.setattr("moonmill.trainer.learner.shares_card", lambda config: True)
+    assert "or lower engine.vllm.gpu_memory (0.9), the engine's share of that GPU" in learner._out_of_memory(
+        torch.OutOfMemoryError("full")
+    )

@@ -44,7 +44,7 @@ HEADS: dict[str, Callable[[], PreTrainedModel]] = {
         GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2, n_positions=64, initializer_range=0.2)
     ),
 }
-BFLOAT16 = ModelConfig("none", dtype="bfloat16")
+BFLOAT16, CPU = ModelConfig("none", dtype="bfloat16"), torch.device("cpu")
 EVERYTHING = Sampling(temperature=1.3, top_p=0.8, top_k=9)
 
 
@@ -166,7 +166,7 @@ def test_in_16_bits_log_probabilities_are_still_computed_in_32(monkeypatch: pyte
     monkeypatch.setattr(logprobs, "CHUNK", 5 * VOCAB)
     model = made(HEADS["llama"])
     batch = packed(turns())
-    with precision(BFLOAT16):
+    with precision(BFLOAT16, CPU):
         logits = model(**batch.inputs, logits_to_keep=batch.batch.before).logits[0]
         found, entropy = action_logprobs(model, batch, Sampling())
         torch.autograd.backward(found.sum())
@@ -180,13 +180,13 @@ def test_in_16_bits_log_probabilities_are_still_computed_in_32(monkeypatch: pyte
 def test_in_16_bits_an_update_counts_at_once():
     """Autocast would go on with its copies of the weights for as long as its context lasts: a whole learner step."""
     model, batch = made(HEADS["llama"]), packed(turns())
-    with precision(BFLOAT16):
+    with precision(BFLOAT16, CPU):
         before = action_logprobs(model, batch, Sampling())[0]
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.5)
         after = action_logprobs(model, batch, Sampling())[0]
-    with precision(BFLOAT16):
+    with precision(BFLOAT16, CPU):
         assert torch.equal(after, action_logprobs(model, batch, Sampling())[0])
     assert not torch.equal(after, before)
 

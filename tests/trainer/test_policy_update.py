@@ -40,7 +40,7 @@ def test_the_gradient_is_that_of_the_normalised_loss(kind: str, make_config: Mak
     rollouts = sampled(model_path, 3)
     algorithm = ResolvedAlgorithm(GroupZscoreConfig(), ReinforceConfig(), normalization=kind, normalization_constant=20)
     got = Updates(algorithm, make_config(learner=STILL))(rollouts, ADVANTAGES)
-    reference = load_policy(make_config().model)
+    reference = load_policy(make_config())
     reference.set_attn_implementation("eager")
     for rollout, advantage in zip(rollouts, ADVANTAGES, strict=True):
         tokens = torch.tensor([t for s in rollout.segments for t in s.tokens])
@@ -140,7 +140,7 @@ def test_the_entropy_bonus_is_the_gradient_of_the_entropy(
     updates = Updates(algorithm, config)
     got = updates(rollouts, [0.0] * 8)
     assert updates.metrics["entropy_bonus"] == 0.5 * updates.metrics["entropy"] > 0
-    policy = load_policy(config.model)
+    policy = load_policy(config)
     [batch] = pack(rollouts, 10_000)
     packed = Packed(batch, PACKED, CPU)
     logits = policy(**packed.inputs, logits_to_keep=batch.before).logits[0]
@@ -165,7 +165,7 @@ def test_the_reference_stays_the_initial_policy(
     second = learner.step(sampled(model_path, 1, group_size=4)).metrics
     assert second["kl_reference"] > 1e-3
 
-    initial = load_policy(config.model)
+    initial = load_policy(config)
     [batch] = pack(sampled(model_path, 2), 10_000)
     packed = Packed(batch, PACKED, CPU)
     with torch.no_grad():

@@ -261,6 +261,45 @@ def test_a_gpu_that_is_not_here_is_refused_with_what_to_do(config: Config) -> No
     assert "cuda:0 to cuda:" in check.detail if torch.cuda.is_available() else "Set model.device to cpu" in check.detail
 
 
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (EngineConfig(devices=("gpu",)), "engine.devices: 'gpu' is unknown"),
+        (
+            EngineConfig(devices=("cpu", "cpu")),
+            "engine.devices: there are 2 of them for 1 engines: raise engine.replic",
+        ),
+        (EngineConfig(devices=("cpu",), urls=("http://a:1",)), "engine.devices: cpu is for engines that the run start"),
+        (EngineConfig(devices=("cuda:98",)), "engine.devices: cuda:98: "),
+    ],
+)
+def test_devices_of_engines_that_cannot_be_are_told(config: Config, engine: EngineConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        require_valid(replace(config, engine=engine), ["device"])
+
+
+def test_devices_of_two_kinds_are_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moonmill.trainer.devices.require_device", lambda key, device: None)
+    engine = EngineConfig(devices=("cpu", "cuda:0"), replicas=2)
+    with pytest.raises(ConfigError, match=r"engine.devices: cpu, cuda:0: .* give devices of one kind"):
+        require_valid(replace(config, engine=engine), ["device"])
+    apart = replace(config, engine=EngineConfig(devices=("cuda:1", "cuda:2"), replicas=3))
+    apart = replace(apart, learner=replace(config.learner, device="cuda:0"))
+    assert found(apart)["device"].detail == "cuda:1, cuda:2"
+
+
+def test_the_learner_has_a_device_of_its_own(config: Config) -> None:
+    elsewhere = replace(config, model=replace(config.model, device="cuda:98"), engine=EngineConfig(devices=("cpu",)))
+    with pytest.raises(ConfigError, match=r"model.device: cuda:98: "):
+        require_valid(elsewhere, ["device", "learner"])
+    checks = found(replace(elsewhere, learner=replace(config.learner, device="cpu", gradient_checkpointing=True)))
+    assert checks["device"].detail == "cpu"
+    assert checks["learner"].detail == "torch on cpu, layers computed again for gradients"
+    unknown = replace(config, learner=replace(config.learner, device="gpu"))
+    assert found(unknown)["learner"].detail.startswith("learner.device: 'gpu' is unknown")
+    require_valid(unknown, FOR_PLAYING)
+
+
 def test_a_run_directory_that_cannot_be_is_told(config: Config) -> None:
     assert found(replace(config, run_dir="x" * 5000))["run directory"].ok is False
 

@@ -29,7 +29,7 @@ class Updates:
     """A tiny policy under an algorithm; what a batch's updates accumulate is kept."""
 
     def __init__(self, algorithm: ResolvedAlgorithm, config: Config) -> None:
-        self.policy = load_policy(config.model)
+        self.policy = load_policy(config)
         self.update = PolicyUpdate(self.policy, list(self.policy.parameters()), algorithm, config)
         self.metrics: dict[str, float] = {}
         self.gradients: dict[str, Tensor] = {}
