@@ -49,6 +49,16 @@ def test_it_trains_from_end_to_end(algorithm: str, family: str, tiny: Path, tmp_
     assert places == {"base_model.model.model" + ".language_model" * (family == "gemma4")}
 
 
+@pytest.mark.parametrize("family", ["gemma4"], indirect=True)
+def test_it_trains_with_the_base_in_4_bits(tiny: Path, tmp_path: Path) -> None:
+    write_problems(tmp_path)
+    more = ("engine.type=embedded", "learner.quantization=4bit")
+    steps = trained(EXAMPLE / "sao.yaml", "gemma4", tiny, tmp_path, *more)
+    assert [step.version for step in steps if step.version] == [1, 2]
+    # The engine's base is not quantized, so that they are near each other, and not more.
+    assert 1e-4 < max(step.metrics["mismatch_max"] for step in steps if "mismatch_max" in step.metrics) < 2
+
+
 @pytest.mark.vllm
 @pytest.mark.parametrize(("algorithm", "family"), [("grpo", "qwen3")], indirect=["family"])
 def test_it_trains_on_vllm(algorithm: str, family: str, tiny: Path, tmp_path: Path) -> None:

@@ -145,9 +145,6 @@ class Facts(Struct, frozen=True):
     cards: int
     """NVIDIA's cards on the bus, whether there is a driver or not."""
     engines: tuple[Engine, ...] | Unknown
-    bitsandbytes: str
-    """Its version; empty where it is not installed."""
-    unsloth: str
     local: Trial | Unknown
     docker: Trial | Unknown
     disks: tuple[Disk, ...] | Unknown

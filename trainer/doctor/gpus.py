@@ -31,8 +31,6 @@ def judge_gpus(facts: Facts) -> Iterator[Line]:
     else:
         for engine in facts.engines:
             yield _engine(engine, driver)
-    yield _needs_card("bitsandbytes", facts.bitsandbytes, driver, "learner.quantization")
-    yield _needs_card("unsloth", facts.unsloth, driver, "learner.backend: unsloth")
 
 
 def gpus_of(driver: Driver | Unknown | None) -> tuple[Gpu, ...]:
@@ -95,7 +93,7 @@ def _driver(facts: Facts) -> Line:
     if all(gpu.free_mib < gpu.memory_mib / 2 for gpu in driver.gpus):
         return Line("GPU", "warning", f"{found}: most is taken already", "nvidia-smi tells by whom: end it")
     if all(gpu.memory_mib < _SMALL_MIB for gpu in driver.gpus):
-        todo = "moonmill plan CONFIG tells what fits; engine.sleep_while_learning lets engine and learner take turns"
+        todo = "moonmill plan CONFIG tells what fits, and which keys make it smaller"
         return Line("GPU", "warning", f"{found}: little for engine and learner together", todo)
     return Line("GPU", "ok", found)
 
@@ -138,14 +136,6 @@ def _engine(engine: Engine, driver: Driver | Unknown | None) -> Line:
         todo = _DRIVER_ADVICE if "driver" in wrong[0] else f"{install} --force"
         return Line(name, "warning", f"{found}: {wrong[0]}", todo)
     return Line(name, "ok", f"{found}, sees {engine.torch.gpus} GPU{'s' * (engine.torch.gpus != 1)}")
-
-
-def _needs_card(package: str, version: str, driver: Driver | Unknown | None, key: str) -> Line:
-    if version:
-        return Line(package, "ok", version)
-    if gpus_of(driver):
-        return Line(package, "missing", f"not installed; {key} needs it", f"pip install {package}")
-    return Line(package, "missing", f"not installed; {key} needs it, and a GPU")
 
 
 def _built(torch: Torch) -> str:

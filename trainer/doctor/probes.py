@@ -35,7 +35,5 @@ def probe() -> Facts:
     here = f"{platform.system()} {platform.release()} {platform.machine()}"
     return Facts(
         python=Interpreter(platform.python_version(), sys.executable, here, __version__),
-        bitsandbytes=software.version_of("bitsandbytes"),
-        unsloth=software.version_of("unsloth"),
         **asked,
     )

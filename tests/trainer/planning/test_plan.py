@@ -82,15 +82,6 @@ def test_the_largest_that_fit_are_the_largest():
         assert not fits(change(config, value + 1))
 
 
-def test_an_engine_that_sleeps_takes_turns_with_the_learner():
-    awake = config_of("Qwen/Qwen3-4B", "engine.vllm.gpu_memory=0.9")
-    asleep = config_of(
-        "Qwen/Qwen3-4B", "engine.vllm.gpu_memory=0.9", "engine.sleep_while_learning=true", "async.mode=sync"
-    )
-    assert not planner(awake, "rtx5090").plan().fits
-    assert planner(asleep, "rtx5090").plan().fits
-
-
 def test_engines_take_the_devices_in_turn():
     config = config_of("Qwen/Qwen3-4B", "engine.replicas=2", "engine.devices=[cuda:1, cuda:2]", "learner.device=cuda:0")
     cards = planner(config, "rtx4090").plan().cards
