@@ -174,16 +174,6 @@ class AsyncConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The process that owns policy and critic."""
 
-    backend: Literal["torch", "unsloth"] = "torch"
-    """What loads the model and computes with it: `torch` is transformers and PEFT, on a CPU or a GPU; `unsloth` is
-    [Unsloth](https://docs.unsloth.ai), with its faster kernels for adapters, on a GPU. It wants `model.lora`, and
-    `algorithm.critic.lora` where there is a critic."""
-    quantization: Literal["4bit", "8bit"] | None = None
-    """What the learner keeps the frozen base of adapters in, by bitsandbytes: `4bit` (NF4, of QLoRA, arXiv 2305.14314)
-    or `8bit` (LLM.int8, arXiv 2208.07339); `null` keeps it in `model.dtype`. The engine's weights stay as they are,
-    which [has its price](engines.md#a-quantized-learner). It wants what `unsloth` wants."""
-    device: str = ""
-    """Where the learner computes, in place of `model.device`: `cuda:0`."""
     batch_rollouts: PositiveInt = 64
     """Rollouts per policy update."""
     lr: PositiveFloat = 1e-6
@@ -204,6 +194,16 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     gradient_checkpointing: bool = False
     """Compute the layers of policy and critic again in the backward pass, rather than keep what they computed: far less
     memory for long rollouts, steps about a third longer, the same gradients."""
+    backend: Literal["torch", "unsloth"] = "torch"
+    """What loads the model and computes with it: `torch` is transformers and PEFT, on a CPU or a GPU; `unsloth` is
+    [Unsloth](https://docs.unsloth.ai), with its faster kernels for adapters, on a GPU. It wants `model.lora`, and
+    `algorithm.critic.lora` where there is a critic."""
+    quantization: Literal["4bit", "8bit"] | None = None
+    """What the learner keeps the frozen base of adapters in, by bitsandbytes: `4bit` (NF4, of QLoRA, arXiv 2305.14314)
+    or `8bit` (LLM.int8, arXiv 2208.07339); `null` keeps it in `model.dtype`. The engine's weights stay as they are,
+    which [has its price](engines.md#a-quantized-learner). It wants what `unsloth` wants."""
+    device: str = ""
+    """Where the learner computes, in place of `model.device`: `cuda:0`."""
     max_bad_steps: PositiveInt = 3
     """An update whose loss or gradients are not finite is left out; so many such steps in a row are an
     [alarm](runs.md#alarms) that ends the run, or has it fall back."""

@@ -28,8 +28,8 @@ from moonmill.errors import ConfigError, MoonmillError, RunError
 from moonmill.trainer import checkpoint
 
 COMMANDS = [
-    *("train", "pretrain-critic", "eval", "compare", "validate", "inspect", "plot", "envs", "serve", "export"),
-    *("engine", "sandbox"),
+    *("train", "pretrain-critic", "eval", "compare", "validate", "plan", "inspect", "plot", "envs", "serve"),
+    *("export", "engine", "sandbox", "doctor"),
 ]
 
 ENVS = [f"envs {name}" for name in ("list", "show", "play", "check", "record", "replay", "new")]
@@ -79,7 +79,17 @@ def test_every_command_explains_itself(command):
 
 @pytest.mark.parametrize(
     "command",
-    ["validate x", "train x", "eval x", "inspect x", *(f"{name} x" for name in ENVS[:-1]), "serve x", "export x"],
+    [
+        "validate x",
+        "plan x",
+        "doctor x",
+        "train x",
+        "eval x",
+        "inspect x",
+        *(f"{name} x" for name in ENVS[:-1]),
+        "serve x",
+        "export x",
+    ],
 )
 def test_every_command_with_results_has_them_as_json(command):
     assert "--json" in run(*command.split()[:-1] if command.endswith("x") else command.split(), "--help").output

@@ -99,7 +99,8 @@ def _checkpointing(planner: Planner, config: Config) -> Iterator[Change]:
 
 
 def _quantized(planner: Planner, config: Config) -> Iterator[Change]:
-    if config.model.lora and config.learner.quantization != "4bit":
+    critic = planner.algorithm(config).critic
+    if config.model.lora and (critic is None or critic.lora) and config.learner.quantization != "4bit":
         learner = replace(config.learner, quantization="4bit")
         yield "learner.quantization: 4bit", replace(config, learner=learner)
 
