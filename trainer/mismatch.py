@@ -6,16 +6,21 @@ sampled, version 0 among them, which nobody hands over.
 
 from collections.abc import Mapping
 
+from moonmill.config import Config
+
 _WORST = {"float32": 0.1, "bfloat16": 2.5}
 """How far log-probabilities may be apart, by `model.dtype`: ten times what is allowed after a hand-over, which is of a
 likely token; rare ones differ more."""
+_WORST_QUANTIZED = {"8bit": 10.0, "4bit": 20.0}
+"""The same where the learner's base is quantized, and the engine's is not."""
 
 
 class MismatchWatch:
     """Looks at `mismatch_max` of each step."""
 
-    def __init__(self, dtype: str) -> None:
-        self._worst = _WORST[dtype]
+    def __init__(self, config: Config) -> None:
+        quantization = config.learner.quantization
+        self._worst = _WORST_QUANTIZED[quantization] if quantization else _WORST[config.model.dtype]
         self._told = False
 
     def see(self, step: int, metrics: Mapping[str, float]) -> str | None:

@@ -77,7 +77,7 @@ class Watch:
         self._critic = algorithm.critic
         self._critic_ready = recovery.critic_ready or not most_steps(algorithm.critic)
         self._rewards = RewardWatch()
-        self._mismatch = MismatchWatch(config.model.dtype)
+        self._mismatch = MismatchWatch(config)
         self._lora = config.model.lora is not None
         # GSPO clips a large share of the tokens by design: its paper shows 15%, with batches that are never stale.
         by_design: set[AlarmName] = {"masked_share"} if isinstance(algorithm.objective, GspoConfig) else set()

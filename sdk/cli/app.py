@@ -1,5 +1,6 @@
 """The root command, and what becomes of every error that a command lets through."""
 
+import logging
 from typing import Any
 
 import click
@@ -8,6 +9,9 @@ from moonmill import __version__
 from moonmill.cli.failures import explain
 from moonmill.cli.lazy import LazyGroup
 from moonmill.signals import ignore, interruptible
+
+# PEFT imports bitsandbytes where it is installed, which then tells of CPU kernels that the hub alone has.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 class RootGroup(LazyGroup):

@@ -58,6 +58,7 @@ def _plain(made: "Plan") -> dict[str, Any]:
 def _print(out: "Console", made: "Plan") -> None:
     from moonmill.cli.output import table
     from moonmill.trainer.planning.parts import count, gib
+    from moonmill.trainer.planning.plan import RESERVE
 
     shape = made.shape
     facts = [f"{count(shape.parameters)} parameters", f"{count(shape.active + shape.head)} used for a token"]
@@ -73,14 +74,16 @@ def _print(out: "Console", made: "Plan") -> None:
     out.print()
     for card in made.cards:
         kind = f"{made.gpu} {card.device}" if card.device != "cpu" else made.gpu
-        verdict = "fits" if card.used <= card.memory else f"TOO MUCH by {gib(card.used - card.memory)}"
+        verdict = f"TOO MUCH by {gib(card.missing)}, with {RESERVE:.0%} left free" if card.missing else "fits"
         out.print(f"{kind}: {gib(card.used)} of {gib(card.memory)} ({' and '.join(card.holds)}): {verdict}")
     if made.engine:
         engine = made.engine
         room = f"{engine.episodes:,} episodes of full length, {engine.wanted:,} wanted"
-        out.print(f"keys and values of an engine: {engine.tokens:,} tokens: {room}")
+        verdict = "" if engine.episodes else ": TOO LITTLE"
+        out.print(f"keys and values of an engine: {engine.tokens:,} tokens: {room}{verdict}")
     for key, value in made.largest.items():
-        out.print(f"largest {key}: {'none fits' if value is None else f'{value:,}'}")
+        why = "" if key == "learner.micro_batch_tokens" else " with room for all episodes at full length"
+        out.print(f"largest {key}{why}: {'none' if value is None else f'{value:,}'}")
     if made.speed:
         speed = made.speed
         out.print(f"expected: {speed.decoded:,.0f} tokens/s sampled, {speed.trained:,.0f} tokens/s trained")

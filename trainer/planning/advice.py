@@ -1,11 +1,13 @@
 """What to change: which key, to what, and what that would do. Every change that is told was planned with first."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from msgspec.structs import replace
 
 from moonmill.algorithm_config import CriticLoraConfig
 from moonmill.config import Config, LoraConfig
+from moonmill.errors import ConfigError
 from moonmill.trainer.planning.parts import BYTES, count, gib
 from moonmill.trainer.planning.plan import Planner, budgeted, search
 
@@ -51,13 +53,15 @@ def _to_fit(planner: Planner) -> list[str]:
     if alone:
         return [f"it fits with {told}" for told in alone]
     config, done = planner.config, list[str]()
-    for number in range(len(_CHANGES)):
-        for told, changed in _CHANGES[number](planner, config):
-            if _worst(planner, changed) >= _worst(planner, config):
-                continue
-            config, done = changed, [*done, told]
-            if planner.fits(config):
-                return [f"it fits with {' and '.join(done)}"]
+    for change in _CHANGES:
+        for told, changed in _plannable(planner, change(planner, config)):
+            if planner.fits(changed):
+                return [f"it fits with {' and '.join([*done, told])}"]
+            # What had no share of the card that would do may have one now.
+            for told_too, _ in _share(planner, changed):
+                return [f"it fits with {' and '.join([*done, told, told_too])}"]
+            if _worst(planner, changed) < _worst(planner, config):
+                config, done = changed, [*done, told]
     over = gib(_worst(planner, config))
     return [
         f"no change known here makes it fit: with {' and '.join(done) or 'all as it is'} it is still {over} too much"
@@ -68,12 +72,20 @@ def _worst(planner: Planner, config: Config) -> int:
     """Bytes that are missing, of cards and of an engine that cannot hold one episode."""
     engine = planner.engine(config)
     short = -min(0, engine.parts[-1].bytes) if engine and not engine.episodes else 0
-    return short + sum(max(0, card.used - card.memory) for card in planner.cards(config))
+    return short + sum(card.missing for card in planner.cards(config))
 
 
 def _changes(planner: Planner, config: Config) -> Iterator[Change]:
     for change in _CHANGES:
-        yield from change(planner, config)
+        yield from _plannable(planner, change(planner, config))
+
+
+def _plannable(planner: Planner, changes: Iterator[Change]) -> Iterator[Change]:
+    """Those that the model can be trained with: not all can have adapters everywhere."""
+    for told, config in changes:
+        with suppress(ConfigError):
+            planner.shape(config)
+            yield told, config
 
 
 def _bfloat16(planner: Planner, config: Config) -> Iterator[Change]:
@@ -81,12 +93,14 @@ def _bfloat16(planner: Planner, config: Config) -> Iterator[Change]:
         yield "model.dtype: bfloat16", replace(config, model=replace(config.model, dtype="bfloat16"))
 
 
-def _adapters(planner: Planner, config: Config) -> Iterator[Change]:
+def _adapter(planner: Planner, config: Config) -> Iterator[Change]:
+    if config.model.lora is None:
+        yield "model.lora: {}", replace(config, model=replace(config.model, lora=LoraConfig()))
+
+
+def _critic_adapter(planner: Planner, config: Config) -> Iterator[Change]:
     algorithm = config.algorithm
     critic = planner.algorithm(config).critic
-    if config.model.lora is None:
-        config = replace(config, model=replace(config.model, lora=LoraConfig()))
-        yield "model.lora: {}", config
     if critic and critic.lora is None:
         adapted = replace(algorithm, critic=replace(critic, lora=CriticLoraConfig()))
         yield "algorithm.critic.lora: {}", replace(config, algorithm=adapted)
@@ -135,7 +149,7 @@ def _second_card(planner: Planner, config: Config) -> Iterator[Change]:
 
 
 _CHANGES: tuple[Callable[[Planner, Config], Iterator[Change]], ...] = (
-    *(_checkpointing, _budget, _share, _bfloat16, _adapters, _quantized, _second_card),
+    *(_checkpointing, _budget, _share, _bfloat16, _adapter, _critic_adapter, _quantized, _second_card),
 )
 """In the order of what they cost a run."""
 

@@ -23,6 +23,8 @@ from moonmill.trainer.planning.parts import Part, total
 from moonmill.trainer.planning.shapes import Shape, shape_of
 from moonmill.trainer.planning.speed import Speed, speed_of
 
+RESERVE = 0.03
+"""Share of a card that is left free."""
 _MOST = 1 << 20
 """Beyond it nothing is searched."""
 
@@ -34,6 +36,11 @@ class Card(Struct, frozen=True):
     memory: int
     used: int
     holds: tuple[str, ...]
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are too much for it; 0 where it fits, with a reserve for what no formula knows."""
+        return max(0, self.used - int((1 - RESERVE) * self.memory))
 
 
 class Plan(Struct, frozen=True):
@@ -83,25 +90,25 @@ class Planner:
         return self._shapes[key]
 
     def learner(self, config: Config) -> tuple[Part, ...]:
-        return learner_parts(config, self.algorithm(config), self.shape(config), gpu=self._gpu is not None)
+        gpu = self._device(learner_device(config), config) != "cpu"
+        return learner_parts(config, self.algorithm(config), self.shape(config), gpu=gpu)
 
     def engine(self, config: Config) -> EnginePlan | None:
         if config.engine.urls:
             return None
         if config.engine.type == "embedded":
-            return embedded_plan(config, self.shape(config), gpu=self._gpu is not None)
-        return vllm_plan(config, self.shape(config), self._gpu.memory if self._gpu else None)
+            return embedded_plan(config, self.shape(config), gpu=self._memory_of_engine(config) is not None)
+        return vllm_plan(config, self.shape(config), self._memory_of_engine(config))
 
     def cards(self, config: Config) -> tuple[Card, ...]:
         """Who is on which card, and what they take of it together."""
-        memory = self._gpu.memory if self._gpu else _machine()
         learner, engine = total(self.learner(config)), self.engine(config)
-        at = self._device(learner_device(config))
-        on = () if engine is None else engine_devices(config)
-        devices = sorted({at, *map(self._device, on)})
+        at = self._device(learner_device(config), config)
+        on = [] if engine is None else [self._device(device, config) for device in engine_devices(config)]
         cards = []
-        for device in devices:
-            engines = sum(self._device(d) == device for d in on)
+        for device in sorted({at, *on}):
+            memory = self._gpu.memory if self._gpu and device != "cpu" else _machine()
+            engines = on.count(device)
             taken = engines * engine.bytes if engine else 0
             used = taken + learner * (device == at)
             holds = ("engine",) * engines + ("learner",) * (device == at)
@@ -111,7 +118,7 @@ class Planner:
     def fits(self, config: Config) -> bool:
         """Every card has room, and every engine holds at least one episode of full length."""
         engine = self.engine(config)
-        return all(card.used <= card.memory for card in self.cards(config)) and (engine is None or engine.episodes > 0)
+        return not any(card.missing for card in self.cards(config)) and (engine is None or engine.episodes > 0)
 
     def holds_all(self, config: Config) -> bool:
         """It fits, and all episodes in flight can be of full length at once."""
@@ -145,10 +152,17 @@ class Planner:
             "learner.micro_batch_tokens": search(lambda n: self.fits(budgeted(config, n)), batch),
         }
 
-    def _device(self, device: str) -> str:
+    def _memory_of_engine(self, config: Config) -> int | None:
+        """Bytes of an engine's card; None on a CPU."""
+        on_card = self._gpu and self._device(engine_devices(config)[0], config) != "cpu"
+        return self._gpu.memory if self._gpu and on_card else None
+
+    def _device(self, device: str, config: Config) -> str:
         if self._gpu is None:
             return "cpu"
-        return device if ":" in device else "cuda:0"
+        if device == "cpu" and {learner_device(config), *engine_devices(config)} == {"cpu"}:
+            return "cuda:0"  # A card is named for a config that has been on a CPU all through.
+        return "cuda:0" if device == "cuda" else device
 
 
 def planner(config: Config, gpu: str | None) -> Planner:

@@ -16,12 +16,12 @@ from tests.trainer.planning.settings import config_of
 
 E2B, MOE = "google/gemma-4-E2B-it", "Qwen/Qwen3-30B-A3B"
 TEXT = "model.lora={r: 16, target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}"
-"""`auto` refuses models with convolutions, such as that of Gemma 4's audio part."""
+"""`auto` refuses models with convolutions in their layers."""
 ATTENTION = "model.lora={r: 16, target_modules: [q_proj, k_proj, v_proj, o_proj]}"
 
 
 def test_a_gemma_4_e2b_trains_beside_vllm_on_32_gb():
-    made = planner(config_of(E2B, TEXT, "learner.quantization=4bit"), "rtx5090").plan()
+    made = planner(config_of(E2B, "learner.quantization=4bit"), "rtx5090").plan()
     [card] = made.cards
     assert made.fits
     assert card.holds == ("engine", "learner")
@@ -65,6 +65,41 @@ def test_a_30b_of_experts_trains_on_two_cards_of_80_gb():
     made = planner(config_of(MOE, *two), "h100").plan()
     assert made.fits
     assert [card.holds for card in made.cards] == [("engine",), ("learner",)]
+
+
+WHOLE = ("model.lora=null", "algorithm.critic.lora=null")
+
+
+@pytest.mark.parametrize(
+    ("path", "gpu", "overrides"),
+    [
+        ("Qwen/Qwen3-8B", "h200", WHOLE),
+        ("meta-llama/Llama-3.1-8B", "rtx5090", ("model.dtype=float32", "learner.quantization=4bit")),
+        ("Qwen/Qwen3-8B", "l4", ("learner.quantization=4bit",)),
+        ("Qwen/Qwen3-4B", "rtx4090", WHOLE),
+    ],
+)
+def test_whatever_is_advised_fits_when_it_is_done(path: str, gpu: str, overrides: tuple[str, ...]):
+    for line in advice(planner(config_of(path, *overrides), gpu)):
+        changes = line.removeprefix("it fits with ").replace(
+            "a second card (learner.device: cuda:1)", "learner.device: cuda:1"
+        )
+        assert changes != line
+        done = [change.replace(": ", "=", 1) for change in changes.split(" and ")]
+        assert planner(config_of(path, *overrides, *done), gpu).plan().fits, line
+
+
+def test_experts_that_cannot_have_adapters_are_planned_with_all_weights_trained():
+    made = planner(config_of(MOE, *WHOLE), "b200")
+    assert not made.plan().fits
+    assert not any("model.lora" in line for line in advice(made))
+
+
+def test_a_learner_on_the_cpu_is_not_on_the_card():
+    config = config_of("Qwen/Qwen3-4B", "learner.device=cpu", "engine.devices=[cuda:0]")
+    machine, card = planner(config, "rtx5090").plan().cards
+    assert (machine.device, machine.holds, card.device, card.holds) == ("cpu", ("learner",), "cuda:0", ("engine",))
+    assert "CUDA context" not in [part.name for part in planner(config, "rtx5090").plan().learner]
 
 
 def test_the_largest_that_fit_are_the_largest():
