@@ -1,13 +1,13 @@
 """What to change: which key, to what, and what that would do. Every change that is told was planned with first."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 from msgspec.structs import replace
 
 from moonmill.algorithm_config import CriticLoraConfig
 from moonmill.config import Config, LoraConfig
 from moonmill.errors import ConfigError
+from moonmill.trainer.devices import shares_card
 from moonmill.trainer.planning.parts import BYTES, count, gib
 from moonmill.trainer.planning.plan import Planner, budgeted, search
 
@@ -83,9 +83,11 @@ def _changes(planner: Planner, config: Config) -> Iterator[Change]:
 def _plannable(planner: Planner, changes: Iterator[Change]) -> Iterator[Change]:
     """Those that the model can be trained with: not all can have adapters everywhere."""
     for told, config in changes:
-        with suppress(ConfigError):
+        try:
             planner.shape(config)
-            yield told, config
+        except ConfigError:
+            continue
+        yield told, config
 
 
 def _bfloat16(planner: Planner, config: Config) -> Iterator[Change]:
@@ -156,7 +158,7 @@ _CHANGES: tuple[Callable[[Planner, Config], Iterator[Change]], ...] = (
 
 def _more_episodes(planner: Planner) -> list[str]:
     engine = planner.engine(planner.config)
-    if engine is None or engine.episodes >= engine.wanted:
+    if engine is None or engine.episodes >= engine.wanted or planner.config.engine.type != "vllm":
         return []
     return [
         f"keys and values have room for {engine.episodes} of {engine.wanted} episodes of full length: where they get "
@@ -169,14 +171,17 @@ def _faster(planner: Planner) -> list[str]:
     made = planner.plan()
     if made.speed is None:
         return []
-    if made.speed.bottleneck == "generation":
-        return [
-            "generation takes longer than learning: more episodes at once (async.max_concurrent with engine.max_batch, "
-            "and room for them by engine.vllm.gpu_memory), or a further engine on a card of its own (engine.replicas, "
-            "engine.devices)"
-        ]
     config = planner.config
-    keys = ["a card of its own (learner.device)"]
+    if made.speed.bottleneck == "generation":
+        room = ", and room for them by engine.vllm.gpu_memory" * (config.engine.type == "vllm")
+        more = (
+            "" if config.engine.urls else ", or a further engine on a card of its own (engine.replicas, engine.devices)"
+        )
+        return [
+            "generation takes longer than learning: more episodes at once (async.max_concurrent with engine.max_batch"
+            f"{room}){more}"
+        ]
+    keys = ["a card of its own (learner.device)"] if shares_card(config) else []
     if config.learner.gradient_checkpointing:
         plain = replace(config, learner=replace(config.learner, gradient_checkpointing=False))
         if planner.fits(plain):
@@ -184,4 +189,4 @@ def _faster(planner: Planner) -> list[str]:
     critic = planner.algorithm(config).critic
     if critic and critic.updates > 1:
         keys.append(f"fewer value updates (algorithm.critic.updates is {critic.updates})")
-    return [f"learning takes longer than generation: {', '.join(keys)}"]
+    return [f"learning takes longer than generation: {', '.join(keys) or 'nothing known here makes it faster'}"]

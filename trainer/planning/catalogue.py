@@ -1,8 +1,8 @@
 """Models a plan can be made for without their files: what their config.json says of their shape.
 
 Kept to what decides sizes; what is left out is as transformers' class for the family has it by default. `parameters` is
-what the hub counts of the published weights (of Gemma 4, what its model card says, rounded): the tests hold what
-transformers makes of each entry against it.
+what is known here of the published weights (of Gemma 4 rounded; of Qwen3.5-9B it is transformers' own count): the tests
+hold what transformers makes of each entry against it.
 """
 
 import os

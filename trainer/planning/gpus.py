@@ -1,9 +1,8 @@
 """GPUs as a plan knows them.
 
-Memory is what PyTorch reports of a card, which is less than its name says. Bandwidth and dense bfloat16 throughput with
-float32 accumulation are NVIDIA's own: the architecture whitepapers of Ampere GA102, Ada and Blackwell RTX for the cards
-of that kind, the data sheets of A100, H100, H200, B200, L4, L40S and A6000 for the others (half of what those say where
-they count with sparsity).
+Memory is what PyTorch reports of a card, which is less than its name says; of the RTX 5090 it was looked up. All other
+figures were written down without NVIDIA's data sheets at hand and not compared with them: bandwidth, and dense bfloat16
+throughput with float32 accumulation, decide speeds alone, which are rough anyway.
 """
 
 from msgspec import Struct

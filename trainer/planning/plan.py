@@ -4,7 +4,6 @@ What always holds: what is searched for is found with the same formulas that are
 the same plan.
 """
 
-import os
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -15,11 +14,12 @@ from moonmill.errors import ConfigError
 from moonmill.trainer.algorithms.combinations import ResolvedAlgorithm
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.devices import engine_devices, learner_device
+from moonmill.trainer.doctor.surroundings import machine
 from moonmill.trainer.planning.catalogue import config_for
 from moonmill.trainer.planning.engine_memory import EnginePlan, embedded_plan, places, vllm_plan
 from moonmill.trainer.planning.gpus import GPUS, Gpu, gpu_here, gpu_named
 from moonmill.trainer.planning.learner_memory import learner_parts
-from moonmill.trainer.planning.parts import Part, total
+from moonmill.trainer.planning.parts import GIB, Part, total
 from moonmill.trainer.planning.shapes import Shape, shape_of
 from moonmill.trainer.planning.speed import Speed, speed_of
 
@@ -107,7 +107,7 @@ class Planner:
         on = [] if engine is None else [self._device(device, config) for device in engine_devices(config)]
         cards = []
         for device in sorted({at, *on}):
-            memory = self._gpu.memory if self._gpu and device != "cpu" else _machine()
+            memory = self._gpu.memory if self._gpu and device != "cpu" else int(machine().memory_gib * GIB)
             engines = on.count(device)
             taken = engines * engine.bytes if engine else 0
             used = taken + learner * (device == at)
@@ -217,8 +217,3 @@ def search(fits: Callable[[int], bool], most: int) -> int | None:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _machine() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
