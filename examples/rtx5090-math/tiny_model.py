@@ -99,7 +99,20 @@ def make_model(family: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Pr
     config = AutoConfig.for_model(family, **(_gemma4(tokenizer, tokens) if family == "gemma4" else _QWEN3 | tokens))
     torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    if family == "gemma4":
+        _read_placeholders_alike(model)
     return model
+
+
+def _read_placeholders_alike(model: PreTrainedModel) -> None:
+    """Give the places of pictures and sound in a text the embeddings of padding.
+
+    Noise writes them, where a trained model does not. transformers then reads padding, and vLLM the token itself.
+    """
+    config, text = model.config, model.get_decoder()
+    places = [config.image_token_id, config.audio_token_id, config.video_token_id]
+    for embeddings in (text.embed_tokens, text.embed_tokens_per_layer):
+        embeddings.weight.data[places] = embeddings.weight.data[config.text_config.pad_token_id].clone()
 
 
 def _gemma4(tokenizer: PreTrainedTokenizerFast, tokens: dict[str, int]) -> dict[str, Any]:
