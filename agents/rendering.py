@@ -10,7 +10,7 @@ uses for it, over the `renderers` package. What always holds:
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -21,7 +21,6 @@ from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
 from renderers.configs import CustomRendererConfig
 
 from moonmill.agents.capabilities import PROBE, Capabilities, capabilities_of, say
-from moonmill.agents.compact import bare_argument
 from moonmill.agents.extending import Extender
 from moonmill.agents.shapes import message_dicts, to_calls, tool_dicts
 from moonmill.agents.telling import tell_tools
@@ -32,7 +31,6 @@ from moonmill.types import Message, ToolCall
 
 MODEL_FILE = "moonmill.json"
 """In a model folder, names the renderer that `auto` takes: `{"renderer": "package.module:Class"}`."""
-
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _PLAIN_FAST = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -56,6 +54,8 @@ class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """A name the `renderers` package knows, or the import path of a renderer class."""
     tool_format: str = ""
     """As `model.tool_format` of a config."""
+    knows_tools: dict[str, tuple[str, ...]] = {}
+    """Tools that the model knows from training, and need not be told: the arguments of each."""
 
 
 class TurnRenderer:
@@ -66,10 +66,14 @@ class TurnRenderer:
         tokenizer: the tokenizer it was made with.
         name: how the renderer is called in errors.
         tells: describe the tools in the system message where the format does not tell them.
+        knows: tools that the model knows untold: the arguments of each.
     """
 
-    def __init__(self, renderer: Any, tokenizer: Any, name: str, *, tells: bool = False) -> None:
+    def __init__(
+        self, renderer: Any, tokenizer: Any, name: str, *, tells: bool = False, knows: Mapping[str, Sequence[str]] = {}
+    ) -> None:
         self.name = name
+        self.knows_tools = knows
         self.stop_token_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
         """Sampling one of these ends the turn."""
         self._renderer = renderer
@@ -82,10 +86,10 @@ class TurnRenderer:
         """What the format can do; it is tried when it is first asked for, which takes milliseconds."""
         return capabilities_of(self)
 
-    def leaves_untold(self, tools: Sequence[ToolSpec]) -> bool:
-        """Whether the model has to know the tools beforehand: it is told none, and a call is more than a bare text."""
-        told = self._tells or self.capabilities.tells_tools
-        return bool(tools) and not told and bare_argument(tool_dicts(tools)) is None
+    @property
+    def tells_tools(self) -> bool:
+        """Whether the model is told its tools: by its format, or in the system message."""
+        return self._tells or self.capabilities.tells_tools
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """The tokens of a conversation, up to where the assistant's next turn begins.
@@ -209,7 +213,8 @@ def load_renderer(model_dir: str | Path, renderer: str = "auto", tool_format: st
     Raises:
         RenderError: no such model, tokenizer, renderer or tool format, or the tokenizer does not fit it.
     """
-    named = _named_in(Path(model_dir)) if renderer == "auto" else ModelFile(renderer)
+    file = _named_in(Path(model_dir))
+    named = file if renderer == "auto" else ModelFile(renderer)
     name, tool_format = named.renderer, tool_format or named.tool_format
     if tool_format and tool_format not in TOOL_FORMATS:
         near = difflib.get_close_matches(tool_format, TOOL_FORMATS, n=1)
@@ -231,7 +236,7 @@ def load_renderer(model_dir: str | Path, renderer: str = "auto", tool_format: st
             f"model.tool_format: the renderer {name!r} has a format for calls of its own: leave model.tool_format out, "
             "or take the model's chat template instead with model.renderer: default"
         )
-    found = TurnRenderer(made, tokenizer, name, tells=":" not in name)
+    found = TurnRenderer(made, tokenizer, name, tells=":" not in name, knows=file.knows_tools)
     found.capabilities  # noqa: B018  tried here, on the caller's thread, and not within the first episode
     return found
 
@@ -253,7 +258,7 @@ def _config(name: str) -> Any:
 
 
 def _named_in(folder: Path) -> ModelFile:
-    """The renderer that a model folder names, `auto` where it names none."""
+    """What a model folder says of itself; of the renderer `auto` where it says nothing."""
     path = folder / MODEL_FILE
     if not path.is_file():
         return ModelFile("auto")

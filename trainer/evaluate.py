@@ -89,7 +89,7 @@ async def _evaluate(
     async with AsyncExitStack() as stack:
         agent_at = None
         if missing:
-            agent_at = await stack.enter_async_context(playing(config, request.api, reporter, log_dir))
+            agent_at = await stack.enter_async_context(playing(config, request.envs, request.api, reporter, log_dir))
         for env, temperature, block in blocks:
             outcomes = [known[index] for index in block if index in known]
             if agent_at and len(outcomes) < len(block):

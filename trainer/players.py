@@ -1,7 +1,7 @@
 """Who plays an evaluation: a model behind an engine, or one behind a chat API."""
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from moonmill.agents.agent import Agent
 from moonmill.agents.chat import ChatAgent
-from moonmill.config import Config
+from moonmill.config import Config, EnvConfig
 from moonmill.config_io import plain
+from moonmill.envs.wrappers import factory_of
 from moonmill.errors import ConfigError
 from moonmill.reporting import Reporter
 
@@ -54,15 +55,17 @@ def describe_player(config: Config, api: Api | None) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def playing(config: Config, api: Api | None, reporter: Reporter, log_dir: Path) -> AsyncIterator[AgentAt]:
-    """The player, ready; an engine of ours is started and stopped.
+async def playing(
+    config: Config, envs: Sequence[EnvConfig], api: Api | None, reporter: Reporter, log_dir: Path
+) -> AsyncIterator[AgentAt]:
+    """The player of some environments, ready; an engine of ours is started and stopped.
 
     Raises:
         ConfigError: the API cannot be asked as it is named.
         WorkerDiedError: the engine did not start.
     """
     if api is None:
-        async with _policy(config, reporter, log_dir) as agent_at:
+        async with _policy(config, envs, reporter, log_dir) as agent_at:
             yield agent_at
         return
     async with AsyncExitStack() as stack:
@@ -76,14 +79,21 @@ async def playing(config: Config, api: Api | None, reporter: Reporter, log_dir: 
 
 
 @asynccontextmanager
-async def _policy(config: Config, reporter: Reporter, log_dir: Path) -> AsyncIterator[AgentAt]:
+async def _policy(
+    config: Config, envs: Sequence[EnvConfig], reporter: Reporter, log_dir: Path
+) -> AsyncIterator[AgentAt]:
     from moonmill.agents.engine.folder import text_of  # transformers with them, which an API does without
     from moonmill.agents.policy import PolicyAgent
     from moonmill.agents.rendering import load_renderer
+    from moonmill.agents.telling import warning_of_untold
     from moonmill.trainer.engine_host import EngineHost
 
     model = config.model
     renderer = await anyio.to_thread.run_sync(load_renderer, text_of(model.path), model.renderer, model.tool_format)
+    for env in envs:
+        tools = (await anyio.to_thread.run_sync(factory_of(env))).tool_specs
+        if warning := warning_of_untold(renderer, tools, env.id):
+            reporter.warn(warning)
 
     def note(kind: str, **data: object) -> None:
         if kind == "engine_starting":

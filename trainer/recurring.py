@@ -10,14 +10,15 @@ from moonmill.envs import Taskset
 from moonmill.envs.wrappers import factory_of
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.algorithms.running_mean import key_of
+from moonmill.trainer.checks import Warned
 from moonmill.types import Task
 
 _MOST_TASKS = 1000
 _MOST_SECONDS = 1.0
 
 
-def describe_recurrence(config: Config) -> str:
-    """How often the first training tasks of a run come, where something rests on it; a note where it rests on nothing.
+def describe_recurrence(config: Config) -> str | Warned:
+    """How often the first training tasks of a run come, where something rests on it; a warning where that does nothing.
 
     Raises:
         MoonmillError: as a taskset raises.
@@ -40,10 +41,12 @@ def describe_recurrence(config: Config) -> str:
         # Of tasks that come in turn, as many are played as often as the run is longer than the first round.
         if most == 1 and (len(tasks) == _MOST_TASKS or played < times * len(tasks)):
             notes.append(
-                f"{what} DOES NOTHING where a task comes fewer than {times} times: none of the first {len(tasks):,} "
+                f"{what} does nothing where a task comes fewer than {times} times: none of the first {len(tasks):,} "
                 f"comes back, of {played:,} that the run trains on"
             )
-    return "; ".join(notes) or f"they come back among the first {len(tasks):,}, or may later"
+    if notes:
+        return Warned(f"none of the first {len(tasks):,} comes back", "; ".join(notes))
+    return f"they come back among the first {len(tasks):,}, or may later"
 
 
 def _first(config: Config, count: int) -> list[Task]:

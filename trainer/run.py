@@ -61,7 +61,8 @@ def train(config: Config, *, resume: bool, reporter: Reporter, critic_only: bool
     with interruptible():
         try:
             reporter.phase("checking the config")
-            require_valid(config)
+            for text in require_valid(config):
+                reporter.warn(text)
             if config.sandbox.provider == UNSAFE:
                 reporter.warn(f"sandbox.provider is {UNSAFE}: what a model writes runs on this machine, as you")
             raise_if_asked()

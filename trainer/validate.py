@@ -4,23 +4,18 @@ sense.
 What needs neither torch nor the model's tokenizer can be had alone (`AT_ONCE`): it is known in a moment.
 """
 
-import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from moonmill.agents.engine.folder import parts_of, positions_of, problem_of, require_hub, require_whole
 from moonmill.blame import blaming
 from moonmill.config import Config
-from moonmill.envs import ForeignEnv, MultiTurnEnv, SandboxService, Taskset
-from moonmill.envs.lifecycle import prompt_of
+from moonmill.envs import ForeignEnv, MultiTurnEnv, SandboxService
 from moonmill.envs.limits import check_sandbox, limits_of
 from moonmill.envs.sandbox_tools import SandboxTool
 from moonmill.envs.wrappers import factory_of
@@ -29,17 +24,16 @@ from moonmill.rundir import RunDirectory, check_place
 from moonmill.sandboxes import SandboxSpecError
 from moonmill.sandboxes.providers import check_name
 from moonmill.trainer.algorithms.presets import resolve
+from moonmill.trainer.checks import Check, Warned
 from moonmill.trainer.critic_folder import check_critic
 from moonmill.trainer.devices import describe_devices
 from moonmill.trainer.engine_commands import describe_engine, describe_versions
 from moonmill.trainer.filters import check_filters
 from moonmill.trainer.learner_check import describe_learner
+from moonmill.trainer.prompts_check import describe_prompts, describe_renderer
 from moonmill.trainer.recurring import describe_recurrence
 from moonmill.trainer.warm_up import check_warm_up
 from moonmill.types import COOLEST
-
-if TYPE_CHECKING:
-    from moonmill.agents.rendering import TurnRenderer
 
 AT_ONCE = (
     *("environment", "sandbox", "algorithm", "critic", "asynchrony", "evaluation", "device", "learner"),
@@ -50,17 +44,7 @@ FOR_PLAYING = ("environment", "sandbox", "evaluation", "device", "model", "engin
 """Those of them that concern an evaluation."""
 FOR_API = ("environment", "sandbox", "evaluation")
 """Those of an evaluation that is played by an API."""
-_TASKS_LOOKED_AT = 16
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-class Check(Struct, frozen=True):
-    """One thing that was looked at."""
-
-    name: str
-    ok: bool | None
-    """None where it could not be looked at, because of another check that failed."""
-    detail: str
 
 
 def validate(config: Config) -> tuple[Check, ...]:
@@ -68,15 +52,17 @@ def validate(config: Config) -> tuple[Check, ...]:
     return tuple(_look(config))
 
 
-def require_valid(config: Config, checks: Collection[str] | None = None) -> None:
-    """Raise `ConfigError` with everything that is wrong.
+def require_valid(config: Config, checks: Collection[str] | None = None) -> tuple[str, ...]:
+    """Raise `ConfigError` with everything that is wrong; else return what is to be warned of.
 
     Args:
         config: the run's.
         checks: only these; None takes all.
     """
-    if wrong := [check.detail for check in _look(config, checks) if check.ok is False]:
+    looked_at = tuple(_look(config, checks))
+    if wrong := [check.detail for check in looked_at if check.ok is False]:
         raise ConfigError("\n".join(wrong))
+    return tuple(check.warning for check in looked_at if check.warning)
 
 
 def _look(config: Config, names: Collection[str] | None = None) -> Iterator[Check]:
@@ -89,10 +75,12 @@ def _look(config: Config, names: Collection[str] | None = None) -> Iterator[Chec
             yield Check(name, None, f"not looked at, because of the {missing}")
             continue
         try:
-            yield Check(name, True, check(config))
+            found = check(config)
         except MoonmillError as e:
             failed.add(name)
             yield Check(name, False, str(e))
+            continue
+        yield Check(name, True, *found) if isinstance(found, Warned) else Check(name, True, found)
 
 
 def _environment(config: Config) -> str:
@@ -219,53 +207,6 @@ def _adapter(config: Config) -> str:
     return f"LoRA: r {lora.r}, alpha {lora.alpha:g}, target_modules {places}"
 
 
-def _renderer(config: Config) -> str:
-    renderer = _load_renderer(config)
-    return f"{renderer.name}: {renderer.capabilities}"
-
-
-def _load_renderer(config: Config) -> "TurnRenderer":
-    from moonmill.agents.rendering import load_renderer  # transformers with it
-
-    return load_renderer(config.model.path, config.model.renderer, config.model.tool_format)
-
-
-def _prompts(config: Config) -> str:
-    """The chat format can write the first tasks of both splits, and they leave room for an action."""
-    env = _make(config)
-    renderer = _load_renderer(config)
-    if env.tool_specs and not renderer.capabilities.turns:
-        raise ConfigError(
-            f"model.renderer: {renderer.name!r} can put nothing behind a turn of the model {config.model.path} without "
-            f"changing its tokens, and the tools of {config.env.id} have results: name the model's family"
-        )
-    longest = 0
-    splits = ["train", *([config.eval.split] if config.eval.tasks else [])]
-    tasksets = {split: Taskset(partial(_make, config), split, config.train.seed) for split in splits}
-    for split, index in itertools.product(splits, range(_TASKS_LOOKED_AT)):
-        env.task = task = tasksets[split].task(index)
-        prompt = prompt_of(env)
-        if not renderer.capabilities.system and any(message.role == "system" for message in prompt):
-            raise ConfigError(
-                f"model.renderer: the chat format of the model {config.model.path} has no system messages, and task "
-                f"{task.id} of {config.env.id} begins with one: say it in the user's message, or take a model whose "
-                "format has them"
-            )
-        tokens = len(renderer.prompt(prompt, env.tool_specs))
-        if tokens >= config.model.max_length:
-            raise ConfigError(
-                f"model.max_length: task {task.id} of {config.env.id} has a prompt of {tokens} tokens, but the context "
-                f"has {config.model.max_length}, and an action needs room too: raise model.max_length, or shorten the "
-                "task"
-            )
-        longest = max(longest, tokens)
-    fits = f"up to {longest} of {config.model.max_length} tokens in the first {_TASKS_LOOKED_AT} tasks"
-    if not renderer.leaves_untold(env.tool_specs):
-        return fits
-    names = ", ".join(tool.name for tool in env.tool_specs)
-    return f"{fits}; THE MODEL IS TOLD NONE OF ITS TOOLS ({names}): its format shows none, so it must know them already"
-
-
 def _may_exist(path: str) -> bool:
     """A folder, or what could be the id of a model on a hub."""
     return os.path.isdir(path) or _HUB_ID.fullmatch(path) is not None
@@ -275,7 +216,7 @@ def _make(config: Config) -> MultiTurnEnv:
     return factory_of(config.env)()
 
 
-_CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
+_CHECKS: dict[str, tuple[Callable[[Config], str | Warned], tuple[str, ...]]] = {
     "environment": (_environment, ()),
     "sandbox": (_sandbox, ("environment",)),
     "algorithm": (_algorithm, ()),
@@ -289,8 +230,8 @@ _CHECKS: dict[str, tuple[Callable[[Config], str], tuple[str, ...]]] = {
     "adapter": (_adapter, ("model",)),
     "engine": (describe_engine, ("device",)),
     "versions": (describe_versions, ()),
-    "renderer": (_renderer, ("model",)),
+    "renderer": (describe_renderer, ("model",)),
     "tasks": (describe_recurrence, ("environment", "algorithm")),
-    "prompts": (_prompts, ("environment", "renderer")),
+    "prompts": (describe_prompts, ("environment", "renderer")),
 }
 """The checks in their order, each with those that it needs to have passed."""

@@ -81,7 +81,9 @@ def main(out: Path, env_id: str, expert: str, target: float, max_length: int, se
     shutil.rmtree(out, ignore_errors=True)
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(out)
-    (out / MODEL_FILE).write_bytes(msgspec.json.encode(ModelFile("moonmill.agents.compact:CompactRenderer")) + b"\n")
+    tools = {tool.name: (*tool.parameters["properties"],) for tool in course.env().tool_specs}
+    told = ModelFile("moonmill.agents.compact:CompactRenderer", knows_tools=tools)
+    (out / MODEL_FILE).write_bytes(msgspec.json.encode(told) + b"\n")
     renderer = load_renderer(out)
     model = make_model(tokenizer)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from moonmill.trainer.validate import Check
 
 _WORDS = {True: "ok", False: "wrong", None: ""}
+_STYLES = {"wrong": "red", "warning": "yellow"}
 
 
 @click.command(cls=Command)
@@ -25,7 +26,8 @@ def validate(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a config without training.
 
     Looks at the environment, its sandbox, the algorithm (and shows what its preset stands for), the device, the run
-    directory, the model, and whether prompts fit. Exits with 2 where something is wrong.
+    directory, the model, and whether prompts fit. Exits with 2 where something is wrong; what has a warning can be
+    trained all the same.
     """
     from moonmill.cli.output import print_json
     from moonmill.config_io import load_config
@@ -61,7 +63,9 @@ def _print(checks: "Sequence[Check]", algorithm: dict[str, Any] | None) -> None:
     out = console()
     grid = table(out, "", "check", "")
     for check in checks:
-        grid.add_row(_WORDS[check.ok], check.name, check.detail, style="red" if check.ok is False else None)
+        word = "warning" if check.warning else _WORDS[check.ok]
+        detail = "; ".join(filter(None, (check.detail, check.warning)))
+        grid.add_row(word, check.name, detail, style=_STYLES.get(word))
         if check.name == "algorithm" and algorithm:
             for part, choice in algorithm.items():
                 if part != "preset":
@@ -84,4 +88,8 @@ def _say_ok(checks: "Sequence[Check]") -> None:
     from moonmill.cli.output import console
 
     *names, last = (check.name for check in checks)
-    console().print(f"ok: {', '.join(names)} and {last} were looked at; engine and learner were not started")
+    warned = ", ".join(check.name for check in checks if check.warning)
+    console().print(
+        f"ok{f', with warnings ({warned})' * bool(warned)}: {', '.join(names)} and {last} were looked at; engine and "
+        "learner were not started"
+    )

@@ -250,6 +250,21 @@ def test_what_is_wrong_is_told_before_anything_heavy_is_imported(command, overri
     assert words in done.stderr
 
 
+SEARCH = """
+from moonmill import MultiTurnEnv, Task, tool
+
+class Search(MultiTurnEnv):
+    def tasks(self, split):
+        while True:
+            yield Task("1+1")
+
+    @tool
+    def search(self, query: str) -> str:
+        "Look something up."
+        return query
+"""
+
+
 def test_a_config_that_cannot_be_trained_says_so_at_the_end(config):
     result = run("validate", str(config), "--set", "env.id=none-v0", "--set", "model.device=gpu")
     assert result.exit_code == 2
@@ -266,8 +281,20 @@ def test_a_valid_config_ends_with_what_was_looked_at(config):
     assert "gae: gamma 1.0, lam adaptive, alpha 1.5" in result.stdout
     told = json.loads(run("validate", str(config), *sets, "--json").stdout)
     assert told["ok"] is True
+    assert not any(check["warning"] for check in told["checks"])
     assert {check["name"] for check in told["checks"]} >= {"environment", "device", "prompts"}
     assert told["algorithm"]["objective"] == {"type": "dis", "low": 0.3, "high": 5.0}
+
+
+def test_what_can_be_trained_and_may_not_be_what_is_wanted_has_a_mark_of_its_own(config, tmp_path):
+    (tmp_path / "search.py").write_text(SEARCH)
+    policy = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
+    sets = ("--set", f"model={{path: {policy}, max_length: 256}}", "--set", "env.id=search.py:Search")
+    result = run("validate", str(config), *sets)
+    assert result.exit_code == 0, result.output
+    [row] = [line.split() for line in result.stdout.splitlines() if "told nothing of" in line]
+    assert row[:2] == ["warning", "prompts"]
+    assert result.stdout.splitlines()[-1].startswith("ok, with warnings (prompts): environment, ")
 
 
 # Errors on the way

@@ -60,6 +60,12 @@ class Several(Tools):
         "Say it quietly."
         return text.lower()
 
+class Adding(Fine):
+    @tool
+    def add(self, expression: str) -> str:
+        "Called as the calculator is, by a bare expression."
+        return "2"
+
 class Counting(Fine):
     @tool
     def count(self, to: int) -> str:
@@ -108,15 +114,15 @@ def test_what_remembers_tasks_is_told_where_they_never_come_back(
     wanted = replace(config, env=EnvConfig(config.env.id.replace("Fine", env)), async_=AsyncConfig(filters=filters))
     check = found(wanted)["tasks"]
     assert check.ok
-    assert ("async.filters.success_rate DOES NOTHING" in check.detail) == does_nothing
+    assert check.warning.startswith("async.filters.success_rate does nothing") == does_nothing
 
 
 def test_a_mean_of_each_task_needs_tasks_that_come_back(config: Config) -> None:
     mean = AlgorithmConfig(advantage=RunningMeanConfig())
     numbers = replace(config, env=EnvConfig(config.env.id.replace("Fine", "Numbers")), algorithm=mean)
-    assert "running_mean DOES NOTHING" in found(numbers)["tasks"].detail
+    assert "running_mean does nothing" in found(numbers)["tasks"].warning
     # These count up too, but what they ask is always the same.
-    assert "DOES NOTHING" not in found(replace(config, algorithm=mean))["tasks"].detail
+    assert not found(replace(config, algorithm=mean))["tasks"].warning
 
 
 def test_an_environment_that_cannot_be_made_is_told_once(config: Config) -> None:
@@ -206,15 +212,33 @@ def test_what_the_chat_format_can_do_is_told(template: Callable[..., Config]) ->
     checks = found(template(TURNS, "Tools", tool_format="hermes"))
     assert checks["renderer"].detail == "default: system messages, tools, parallel calls, reasoning"
     assert checks["prompts"].ok
-    assert "TOLD" not in checks["prompts"].detail
+    assert not checks["prompts"].warning
 
 
-@pytest.mark.parametrize(("env", "names"), [("Several", "shout, whisper"), ("Counting", "count"), ("Tools", "")])
-def test_that_a_format_does_not_tell_the_model_its_tools_is_told(config: Config, env: str, names: str) -> None:
-    check = found(replace(config, env=EnvConfig(config.env.id.replace("Fine", env))))["prompts"]
-    told = f"THE MODEL IS TOLD NONE OF ITS TOOLS ({names}): its format shows none, so it must know them already"
+@pytest.mark.parametrize(
+    ("env", "names", "known"),
+    [
+        ("Several", "shout, whisper", '{"shout":["text"]}'),
+        ("Counting", "count", '{"count":["to"]}'),
+        ("Tools", "shout", '{"shout":["text"]}'),
+    ],
+)
+def test_a_model_that_is_told_nothing_of_its_tools_is_warned_of(
+    config: Config, env: str, names: str, known: str
+) -> None:
+    wanted = replace(config, env=EnvConfig(config.env.id.replace("Fine", env)))
+    check = found(wanted)["prompts"]
     assert check.ok
-    assert check.detail.partition("; ")[2] == (told if names else "")
+    assert check.warning.startswith(f"{wanted.env.id} has tools that the model is told nothing of: {names}. Its chat ")
+    assert check.warning.endswith(f'"knows_tools": {known}')
+    assert require_valid(wanted) == (check.warning,)
+
+
+@pytest.mark.parametrize("env", ["calculator-v0", "Adding", "Fine"])
+def test_a_model_that_knows_its_tools_is_not_warned_of(config: Config, env: str) -> None:
+    fine = config.env.id
+    known = replace(config, env=EnvConfig(fine.replace("Fine", env) if env[0].isupper() else env))
+    assert require_valid(known) == ()
 
 
 def test_a_folder_without_a_model_is_told_and_what_needs_it_is_not_looked_at(config: Config, tmp_path: Path) -> None:
