@@ -4,7 +4,7 @@ Plain frozen data and one Protocol: the trainer reports, whoever started it deci
 nothing was measured for is None, never 0.
 """
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -24,6 +24,8 @@ class StepLine(Struct, frozen=True):
     """Mean over the rollouts trained on."""
     success: float | None = None
     """Share of them whose reward is at least `eval.success`."""
+    alike_in: Literal["the batch", "each group"] | None = None
+    """Within which all their rewards are the same; None where they differ."""
     staleness_mean: float = 0.0
     staleness_max: int = 0
     masked_share: float | None = None
@@ -140,6 +142,19 @@ class Spread(Struct, frozen=True):
     max: float
 
 
+class Alike(Struct, frozen=True):
+    """Rollouts that were trained on though their reward is that of all others in their group, or batch."""
+
+    in_groups: bool
+    """They have groups. Else the batch of a step is what they are compared in."""
+    rollouts: float
+    """Share of all that were trained on."""
+    steps: int
+    """Learner steps of which all rollouts were such,"""
+    of_steps: int
+    """of so many that trained on any."""
+
+
 class Summary(Struct, frozen=True):
     """A run in figures, as its directory tells them."""
 
@@ -162,6 +177,8 @@ class Summary(Struct, frozen=True):
     rollouts_finished: int = 0
     pending: int = 0
     """Finished, neither trained on nor given up so far: of a stopped run, they wait for `--resume`."""
+    alike: Alike | None = None
+    """How far rewards told rollouts apart; None before the first step."""
     truncated: float | None = None
     """Share of the finished rollouts that a limit ended."""
     metrics: dict[str, float] = {}

@@ -12,6 +12,7 @@ from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.buffer import Batch
 from moonmill.trainer.messages import StepAnswer
 from moonmill.trainer.records import StepRecord
+from moonmill.trainer.rewards import alike
 from moonmill.trainer.summary import means
 from moonmill.trainer.warm_up import most_steps
 from moonmill.types import Rollout, Status
@@ -91,7 +92,8 @@ def step_line(record: StepRecord, batch: Batch, length: Length, success: float) 
         length: of the run.
         success: a reward of at least this is a success.
     """
-    metrics, seconds = record.metrics, record.spans.wall
+    metrics, seconds, rollouts = record.metrics, record.spans.wall, batch.rollouts
+    are_alike = alike((r.group, r.reward) for r in rollouts) == len(rollouts)
     failed = sum(d.reason.startswith("failed") or d.reason == "unscored" for d in record.dropped)
     return StepLine(
         step=record.step or 0,
@@ -99,7 +101,8 @@ def step_line(record: StepRecord, batch: Batch, length: Length, success: float) 
         at_most=length.at_most and not record.version,
         version=record.version,
         reward=record.reward,
-        success=fmean((r.judged or 0.0) >= success for r in batch.rollouts),
+        success=fmean((r.judged or 0.0) >= success for r in rollouts),
+        alike_in=None if not are_alike else "the batch" if record.same_rewards is None else "each group",
         staleness_mean=fmean(record.staleness),
         staleness_max=max(record.staleness),
         masked_share=metrics.get("masked_share"),

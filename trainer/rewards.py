@@ -1,14 +1,28 @@
 """Notices when every reward is the same: then no rollout is better than another, and nothing is learned.
 
-A state machine without I/O.
+A pure function and a state machine, without I/O.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from moonmill.types import Rollout, Status
 
 _MANY = 64
 """So many alike are no chance any more, for tasks that are solved now and then."""
+
+
+def alike(rewards: Iterable[tuple[str | None, float | None]]) -> int:
+    """How many rollouts of a batch have the same reward as all others in their group; without groups, in the batch.
+
+    Args:
+        rewards: group and reward of each rollout.
+    """
+    compared = defaultdict[str | None, list[float | None]](list)
+    for group, reward in rewards:
+        compared[group].append(reward)
+    # A rollout that is a batch by itself is like no other.
+    return sum(len(of) for group, of in compared.items() if len({*of}) == 1 and (group is not None or len(of) > 1))
 
 
 class RewardWatch:

@@ -12,10 +12,11 @@ import msgspec
 from moonmill.config_io import load_config
 from moonmill.errors import ConfigError
 from moonmill.jsonl import read_jsonl
-from moonmill.reporting import EvalResult, Spread, StalenessSummary, Summary
+from moonmill.reporting import Alike, EvalResult, Spread, StalenessSummary, Summary
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.records import Event, StepRecord
+from moonmill.trainer.rewards import alike
 from moonmill.types import Rollout, Status, ToolFault
 
 _ENDINGS = ("started", "finished", "stopped", "failed")
@@ -68,6 +69,7 @@ def summarize(path: Path) -> Summary:
         rollouts_trained=trained,
         rollouts_finished=finished,
         pending=finished - trained - drops.total(),
+        alike=_alike(done, played.rewards),
         truncated=played.truncated / finished if finished else None,
         metrics=means(s.env_metrics for s in done[-_NEWEST:]),
         dropped={r: n for r, n in drops.items() if r not in failed},
@@ -104,6 +106,8 @@ class _Played(NamedTuple):
     """Of each,"""
     tools: list[float]
     """and of that for the environment."""
+    rewards: dict[str, tuple[str | None, float | None]]
+    """Group and reward of each, by its id."""
 
 
 def _trained_with(run: RunDirectory) -> tuple[str | None, float | None, float | None]:
@@ -131,6 +135,7 @@ def _rollouts(run: RunDirectory) -> _Played:
     waited = 0.0
     seconds: list[float] = []
     tools: list[float] = []
+    rewards: dict[str, tuple[str | None, float | None]] = {}
     faults: dict[tuple[str, str], ToolFault] = {}
     for rollout in read_jsonl(run.rollouts, Rollout):
         finished += 1
@@ -138,8 +143,23 @@ def _rollouts(run: RunDirectory) -> _Played:
         waited += rollout.timings.sandbox
         seconds.append(rollout.timings.total)
         tools.append(rollout.timings.environment)
+        rewards[rollout.id] = (rollout.group, rollout.reward)
         _add_faults(faults, rollout.tool_faults)
-    return _Played(finished, truncated, with_unknown_as_one(faults.values()), waited, seconds, tools)
+    return _Played(finished, truncated, with_unknown_as_one(faults.values()), waited, seconds, tools, rewards)
+
+
+def _alike(steps: Iterable[StepRecord], rewards: Mapping[str, tuple[str | None, float | None]]) -> Alike | None:
+    found = ([rewards[name] for name in step.consumed if name in rewards] for step in steps)
+    batches = [batch for batch in found if batch]
+    if not batches:
+        return None
+    counts = [alike(batch) for batch in batches]
+    return Alike(
+        in_groups=any(group is not None for batch in batches for group, _ in batch),
+        rollouts=sum(counts) / sum(map(len, batches)),
+        steps=sum(count == len(batch) for count, batch in zip(counts, batches, strict=True)),
+        of_steps=len(batches),
+    )
 
 
 def fates(run: RunDirectory, rollouts: Collection[str]) -> dict[str, str]:

@@ -114,6 +114,8 @@ def step_text(line: StepLine) -> str:
         parts.append(f"reward {number(line.reward, 3)}")
     if line.success is not None:
         parts.append(f"success {share(line.success)}")
+    if line.alike_in:
+        parts.append(f"rewards alike in {line.alike_in}")
     parts.append(f"staleness {number(line.staleness_mean, 1)} (max {line.staleness_max})")
     if line.masked_share is not None:
         parts.append(f"masked {share(line.masked_share, 2)}")

@@ -6,11 +6,13 @@ from rich.console import Console
 
 from moonmill.cli.figures import NONE, number, seconds, share
 from moonmill.cli.output import table
-from moonmill.reporting import EvalResult, Summary
+from moonmill.reporting import Alike, EvalResult, Summary
 from moonmill.types import ToolFault
 
 _FAULTS_SHOWN = 8
 _EXAMPLE_WIDTH = 100
+_MOST = 0.5
+"""Share of the rollouts from which on it is said what can be done about them."""
 
 
 def print_summary(out: Console, summary: Summary) -> None:
@@ -103,6 +105,10 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
         critic = "" if s.critic_lr is None else f", critic {s.critic_lr:g}"
         yield "trained with", f"{s.preset}; learning rate {s.lr:g}{critic}"
     yield "rollouts", f"{s.rollouts_finished:,} finished, {s.rollouts_trained:,} trained on, {s.pending:,} pending"
+    if s.alike and s.alike.rollouts:
+        yield "alike rewards", _alike(s.alike)
+        if s.alike.rollouts > _MOST:
+            yield "", _advice(s.alike, critic=s.critic_lr is not None)
     yield "truncated", share(s.truncated)
     yield "dropped", _counts(s.dropped)
     yield "failed or unscored", _counts(s.failed)
@@ -130,6 +136,27 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
         if spread:
             most = f"95% at most {seconds(spread.p95)}, maximum {seconds(spread.max)}"
             yield name, f"median {seconds(spread.median)}, {most}"
+
+
+def _alike(a: Alike) -> str:
+    others = "group" if a.in_groups else "batch"
+    told = f"{share(a.rollouts)} of the rollouts trained on have the reward of all others in their {others}"
+    return f"{told}; in {a.steps} of {a.of_steps} steps all have"
+
+
+def _advice(a: Alike, *, critic: bool) -> str:
+    if a.in_groups:
+        learned = "their rewards teach the policy nothing"
+        rest = "async.filters.zero_std, which trains on other groups instead"
+    else:
+        learned = "the policy learns from them only where their tasks came out otherwise before"
+        if critic:
+            learned = "they teach the critic, and the policy only where the critic was wrong"
+        rest = "async.filters.success_rate, which passes over tasks that always or never succeed"
+    wanted = (
+        "tasks that are solved now and then (easier ones, where none is), another model, a reward with steps between"
+    )
+    return f"{learned}: take {wanted}, or {rest}"
 
 
 def _critic(health: Mapping[str, float]) -> str:

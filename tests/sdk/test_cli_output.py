@@ -16,7 +16,17 @@ from moonmill.cli.output import console, print_json, table
 from moonmill.cli.progress import LiveReporter, PlainReporter, eval_text, reporting, sparkline, step_text
 from moonmill.cli.tables import changes, print_summary
 from moonmill.cli.transcripts import print_rollout
-from moonmill.reporting import Estimate, EvalResult, Failure, LevelResult, Spread, StalenessSummary, StepLine, Summary
+from moonmill.reporting import (
+    Alike,
+    Estimate,
+    EvalResult,
+    Failure,
+    LevelResult,
+    Spread,
+    StalenessSummary,
+    StepLine,
+    Summary,
+)
 from moonmill.trainer.eval_compare import Contrast, EvalComparison, Paired
 from moonmill.types import Action, Message, Observation, Rollout, Status, StopReason, Task, ToolCall, ToolFault, Usage
 
@@ -179,6 +189,31 @@ def test_a_summary_of_a_failed_run_tells_why_and_what_it_trained_with():
     assert "an episode takes  median 1.0 s, 95% at most 2.5 s, maximum 1 min 11 s" in lines
     assert "of that for its tools  median 0.1 s, 95% at most 0.2 s, maximum 1 min 10 s" in lines
     assert "critic  values too low by 0.097" in lines
+
+
+@pytest.mark.parametrize(
+    ("alike", "critic_lr", "told", "advice"),
+    [
+        (Alike(True, 0.0, 0, 40), None, None, None),
+        (Alike(True, 0.375, 2, 40), None, "37.5% of the rollouts trained on have the reward of all others in", None),
+        (
+            Alike(True, 0.75, 12, 40),
+            None,
+            "in their group; in 12 of 40 steps all have",
+            "nothing: take tasks .*zero_std",
+        ),
+        (Alike(False, 0.75, 12, 40), 1e-5, "in their batch; in 12 of 40", "they teach the critic, .*success_rate"),
+        (Alike(False, 0.75, 12, 40), None, "in their batch; in 12 of 40", "only where their tasks .*success_rate"),
+    ],
+)
+def test_a_summary_tells_how_many_rollouts_taught_little_and_what_to_do_where_it_is_most(
+    alike, critic_lr, told, advice
+):
+    text = printed(msgspec.structs.replace(SUMMARY, alike=alike, critic_lr=critic_lr))
+    assert ("alike rewards" in text) == (told is not None)
+    assert told is None or told in text
+    assert ("a reward with steps between" in text) == (advice is not None)
+    assert advice is None or re.search(advice, text)
 
 
 def test_a_summary_in_json_has_every_key(capsys):

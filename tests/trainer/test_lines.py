@@ -19,6 +19,28 @@ def test_what_went_wrong_in_its_rollouts_is_on_the_line() -> None:
     assert (line.truncated, line.tool_errors) == (0.25, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("groups", "rewards", "words"),
+    [
+        ((None, None), (1.0, 1.0), "rewards alike in the batch"),
+        ((None, None), (1.0, 0.0), None),
+        (("a", "a", "b", "b"), (1.0, 1.0, 0.0, 0.0), "rewards alike in each group"),
+        (("a", "a", "b", "b"), (1.0, 1.0, 0.0, 1.0), None),
+    ],
+)
+def test_a_step_whose_rewards_tell_nothing_apart_says_so(
+    groups: tuple[str | None, ...], rewards: tuple[float, ...], words: str | None
+) -> None:
+    task, status, reason = Task("?"), Status.FINISHED, StopReason.ANSWERED
+    told = zip(groups, rewards, strict=True)
+    batch = Batch(
+        tuple(Rollout("0", "test-v0", task, status, reason, reward=reward, group=group) for group, reward in told),
+        (0,) * len(groups),
+    )
+    line = step_text(step_line(step_record(batch, StepAnswer(1, 1, None, {})), batch, Length(9, 0), success=1.0))
+    assert [part for part in line.split("  ") if "alike" in part] == ([words] if words else [])
+
+
 def told(length: Length, step: int, version: int) -> str:
     """How a step is told."""
     rollout = Rollout("0", "test-v0", Task("?"), Status.FINISHED, StopReason.ANSWERED, reward=1.0)

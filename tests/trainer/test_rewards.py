@@ -1,6 +1,8 @@
-"""Rewards that are all the same are told once, and again only after they were not."""
+"""Rewards that are all the same are told once, and again only after they were not; how many are, is counted."""
 
-from moonmill.trainer.rewards import RewardWatch
+import pytest
+
+from moonmill.trainer.rewards import RewardWatch, alike
 from moonmill.types import Rollout, Status, StopReason, Task, ToolFault
 
 
@@ -41,3 +43,21 @@ def test_the_usual_causes_are_told_of_the_rollouts_that_were_alike() -> None:
     text = watch.see([fine] * 16 + [cut] * 8 + [wrong] * 8)
     assert text is not None
     assert "25% of them were truncated, 12% had tool errors" in text
+
+
+@pytest.mark.parametrize(
+    ("rewards", "count"),
+    [
+        ([(None, 0.5), (None, 0.5)], 2),
+        ([(None, 0.5), (None, 0.0)], 0),
+        ([(None, 0.5)], 0),
+        ([("a", 0.0), ("a", 0.0), ("b", 1.0), ("b", 1.0)], 4),
+        ([("a", 0.0), ("a", 0.0), ("b", 1.0), ("b", 0.0), ("b", 0.0)], 2),
+        ([("a", 0.0), ("b", 1.0), ("b", 0.0)], 1),
+    ],
+    ids=["a batch", "a mixed one", "one rollout", "two groups", "one of two", "what is left of a group"],
+)
+def test_rollouts_are_compared_in_their_group_or_batch(
+    rewards: list[tuple[str | None, float | None]], count: int
+) -> None:
+    assert alike(rewards) == count

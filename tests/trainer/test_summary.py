@@ -7,7 +7,7 @@ import msgspec
 
 from moonmill.config import Config, EnvConfig, ModelConfig
 from moonmill.envs.sandbox_host import SandboxFigures
-from moonmill.reporting import Spread, Summary
+from moonmill.reporting import Alike, Spread, Summary
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.buffer import Drop
 from moonmill.trainer.ledger import Ledger
@@ -37,6 +37,16 @@ def test_the_share_that_a_limit_ended_is_of_all_finished_rollouts(tmp_path: Path
 
 def test_a_run_without_rollouts_has_no_such_share(tmp_path: Path) -> None:
     assert summary_of(tmp_path, []).truncated is None
+
+
+def test_rollouts_with_nothing_to_tell_them_apart_are_counted_by_group_or_by_step(tmp_path: Path) -> None:
+    steps = [StepRecord(1, 1, consumed=("0", "1")), StepRecord(2, 2, consumed=("2", "3", "4", "5"))]
+    rewards, groups = (1.0, 1.0, 0.0, 0.0, 1.0, 0.0), ("a", "a", "b", "b", "c", "c")
+    alone = [msgspec.structs.replace(FINISHED, id=str(i), reward=reward) for i, reward in enumerate(rewards)]
+    assert summary_of(tmp_path / "none", alone).alike is None
+    assert summary_of(tmp_path / "alone", alone, steps).alike == Alike(False, 1 / 3, 1, 2)
+    grouped = [msgspec.structs.replace(r, group=group) for r, group in zip(alone, groups, strict=True)]
+    assert summary_of(tmp_path / "grouped", grouped, steps).alike == Alike(True, 2 / 3, 1, 2)
 
 
 def test_metrics_are_those_of_the_newest_steps(tmp_path: Path) -> None:
