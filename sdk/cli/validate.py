@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moonmill.config import Config
-    from moonmill.trainer.validate import Check
+    from moonmill.trainer.checks import Check
 
 _WORDS = {True: "ok", False: "wrong", None: ""}
 _STYLES = {"wrong": "red", "warning": "yellow"}

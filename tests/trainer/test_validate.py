@@ -21,8 +21,12 @@ from moonmill.config import (
     SandboxConfig,
     SuccessRateConfig,
 )
-from moonmill.errors import ConfigError
-from moonmill.trainer.validate import AT_ONCE, FOR_PLAYING, Check, require_valid, validate
+from moonmill.errors import ConfigError, WorkerDiedError
+from moonmill.reporting import EvalResult, StepLine
+from moonmill.trainer.checks import Check
+from moonmill.trainer.evaluate import Request, evaluate
+from moonmill.trainer.run import train
+from moonmill.trainer.validate import AT_ONCE, FOR_PLAYING, require_valid, validate
 from moonmill.types import Sampling
 
 POLICY = Path(__file__).parents[2] / "examples" / "calculator" / "policy"
@@ -239,6 +243,37 @@ def test_a_model_that_knows_its_tools_is_not_warned_of(config: Config, env: str)
     fine = config.env.id
     known = replace(config, env=EnvConfig(fine.replace("Fine", env) if env[0].isupper() else env))
     assert require_valid(known) == ()
+
+
+class Warnings:
+    """Keeps what is warned of."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def phase(self, text: str) -> None: ...
+
+    def step(self, line: StepLine) -> None: ...
+
+    def eval(self, result: EvalResult) -> None: ...
+
+    def warn(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_training_and_evaluation_say_once_what_is_warned_of_before_they_begin(config: Config, tmp_path: Path) -> None:
+    nobody = EngineConfig(urls=("http://127.0.0.1:9",), start_timeout=0.1)
+    env = EnvConfig(config.env.id.replace("Fine", "Counting"))
+    wanted = replace(config, env=env, engine=nobody, eval=EvalConfig(tasks=1))
+    warnings = require_valid(wanted)
+    assert len(warnings) == 1
+    training, evaluation = Warnings(), Warnings()
+    with pytest.raises(WorkerDiedError):
+        train(wanted, resume=False, reporter=training)
+    with pytest.raises(ExceptionGroup):  # there is no engine
+        evaluate(Request(wanted, [env]), evaluation, tmp_path)
+    assert training.said[:1] == evaluation.said[:1] == [*warnings]
+    assert not {*warnings} & {*training.said[1:], *evaluation.said[1:]}
 
 
 def test_a_folder_without_a_model_is_told_and_what_needs_it_is_not_looked_at(config: Config, tmp_path: Path) -> None:
