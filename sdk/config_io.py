@@ -140,7 +140,7 @@ def _read(path: Path) -> str:
             raise ConfigError(f"{path} is a pipe, a socket or a device; give a file")
         if about.st_size > _LARGEST_FILE:
             raise ConfigError(f"{path} has {about.st_size:,} bytes, but a config at most {_LARGEST_FILE:,}")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as e:
         raise ConfigError(f"no config file {path}{_neighbours(path)}") from e
     except UnicodeDecodeError as e:

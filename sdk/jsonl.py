@@ -1,19 +1,20 @@
-"""Append-only JSON lines that survive a killed writer.
+"""JSON lines: files of users', to be read; and append-only ones of our own, which survive a killed writer.
 
 A line is written with one `write` call, so a reader sees whole lines but for a torn last one, which a kill can leave;
 `JsonlWriter` cuts it off when it opens the file, `read_jsonl` passes over it. Appending hands the line to the kernel:
 it outlives our process, and `sync` makes it outlive the machine. That there is such a file does so from the beginning.
 """
 
+import codecs
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from moonmill.errors import RunDirectoryError
+from moonmill.errors import ConfigError, RunDirectoryError
 
 T = TypeVar("T")
 
@@ -70,13 +71,36 @@ def read_jsonl(path: Path, type: type[T]) -> Iterator[T]:
     except OSError as e:
         raise RunDirectoryError(f"{path} cannot be read: {e.strerror}") from e
     with file:
-        for number, line in enumerate(file, 1):
+        for number, line in _numbered(file):
             if not line.endswith(b"\n"):
                 return
             try:
                 yield decoder.decode(line)
             except msgspec.MsgspecError as e:
                 raise RunDirectoryError(f"{path}, line {number} cannot be read: {e}") from e
+
+
+def read_lines(path: Path, called: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that a user has made, with their numbers; empty ones are passed over.
+
+    Args:
+        path: the file.
+        called: what it is in the error, such as `corpus a.jsonl`.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            yield from ((number, line) for number, line in _numbered(file) if line.strip())
+    except OSError as e:
+        raise ConfigError(f"{called} cannot be read: {e.strerror}") from e
+
+
+def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines from number 1, without the byte order mark that some editors put first."""
+    for number, line in enumerate(lines, 1):
+        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
 def bring_to_disk(path: Path) -> None:

@@ -160,7 +160,8 @@ def make(id: str, **kwargs: Any) -> "MultiTurnEnv":
     entry_point = found.entry_point
     factory = resolve(entry_point) if isinstance(entry_point, str) else entry_point
     arguments = {**found.kwargs, **kwargs}
-    _check_arguments(id, factory, arguments)
+    said = found.kwargs if id.partition(":")[0] in ADAPTERS else {}
+    _check_arguments(id, factory, arguments, said=said, given=kwargs)
     with blaming(id, "its constructor"):
         env: MultiTurnEnv = factory(**arguments)
     if not hasattr(env, "tool_specs"):  # Not isinstance: it would import environments into what only lists them.
@@ -168,12 +169,22 @@ def make(id: str, **kwargs: Any) -> "MultiTurnEnv":
     return env
 
 
-def _check_arguments(id: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def _check_arguments(
+    id: str,
+    factory: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    *,
+    said: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> None:
+    """Refuse what a constructor does not take, and what is `said` by the id alone."""
     signature = _signature(factory)
     try:
+        if twice := said.keys() & given.keys():
+            raise TypeError(f"{', '.join(twice)} is said by the environment's id")
         signature.bind(**arguments)
     except TypeError as e:
-        accepted = ", ".join(signature.parameters) or "none"
+        accepted = ", ".join(name for name in signature.parameters if name not in said) or "none"
         raise ConfigError(f"env.args of {id}: {e}; it takes: {accepted}") from e
 
 

@@ -212,7 +212,7 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def turns(self) -> int:
-        """Assistant turns taken; those that the task's prompt shows are none."""
+        """How many assistant turns were taken; those that the task's prompt shows are none."""
         told = self.messages, self.task.messages()
         said, shown = (sum(m.role == "assistant" for m in messages) for messages in told)
         return max(0, said - shown)

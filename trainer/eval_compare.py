@@ -5,6 +5,7 @@ cancels out; the others are named.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -87,11 +88,15 @@ def compare(a: Path, b: Path) -> EvalComparison:
 
 
 def _pairs(a: EvalSettings, b: EvalSettings) -> list[tuple[str, float, float]]:
-    """Environments and temperatures that are set against each other: equal ones, or the only one that each has."""
+    """Environments and temperatures that are set against each other: equal ones, or the only one that each has.
+
+    A script has none, and is set against all that the other has.
+    """
     alone = len(a.temperatures) == len(b.temperatures) == 1
-    both = (
-        [(a.temperatures[0], b.temperatures[0])] if alone else [(t, t) for t in a.temperatures if t in b.temperatures]
-    )
+    if alone or a.is_scripted or b.is_scripted:
+        both = list(product(a.temperatures, b.temperatures))
+    else:
+        both = [(t, t) for t in a.temperatures if t in b.temperatures]
     return [(env, *pair) for env in a.envs if env in b.envs for pair in both]
 
 

@@ -33,7 +33,7 @@ class EvalSettings(Struct, frozen=True):
     """All that decides what is played. How many episodes are in flight, and on which engine's cores, does not."""
 
     player: dict[str, Any]
-    """A model and how it is run, or an API and the model's name there."""
+    """A model and how it is run, an API and the model's name there, or an agent and a digest of its code."""
     envs: dict[str, dict[str, Any]]
     """The environments' arguments, by their ids."""
     tasks: int
@@ -42,9 +42,14 @@ class EvalSettings(Struct, frozen=True):
     split: str
     seed: int
     success: float
-    sampling: Sampling
+    sampling: Sampling | None
+    """None of a script, which draws nothing from a model; it stands under temperature 0."""
     wrappers: dict[str, tuple[WrapperConfig, ...]] = {}
     """What is put around an environment, by its id; nothing around those that are not named."""
+
+    @property
+    def is_scripted(self) -> bool:
+        return self.sampling is None
 
     def block(self, env: str, temperature: float) -> range:
         """The indexes of the rollouts of an environment at a temperature; those of a task stand together."""
@@ -65,7 +70,8 @@ def settings_of(config: Config, envs: Sequence[EnvConfig], player: dict[str, Any
         split=asked.split,
         seed=config.train.seed,
         success=asked.success,
-        sampling=msgspec.structs.replace(config.sampling, temperature=1.0),  # it is `temperatures` that counts
+        # It is `temperatures` that counts.
+        sampling=None if "agent" in player else msgspec.structs.replace(config.sampling, temperature=1.0),
         wrappers={env.id: env.wrappers for env in envs if env.wrappers},
     )
 
@@ -75,9 +81,9 @@ class EvalFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()  # what is played may change the working directory
-        self.outcomes = read_outcomes(path)
+        self.outcomes = read_outcomes(self.path)
         """By their index."""
-        self._log = JsonlWriter(path / "rollouts.jsonl")
+        self._log = JsonlWriter(self.path / "rollouts.jsonl")
 
     def keep(self, rollout: Rollout) -> None:
         """Write a rollout down."""
@@ -128,6 +134,11 @@ def read_settings(path: Path) -> EvalSettings:
     try:
         return msgspec.json.decode(file.read_bytes(), type=EvalSettings)
     except OSError as e:
+        if (path / "config.yaml").is_file():
+            raise RunDirectoryError(
+                f"{path} is a run: evaluate it first, with `moonmill eval {path} --out evals/{path.absolute().name}`, "
+                f"and give that folder"
+            ) from e
         raise RunDirectoryError(f"{path} is no folder of `moonmill eval --out`: {file}: {e.strerror}") from e
     except msgspec.MsgspecError as e:
         raise RunDirectoryError(f"{file} cannot be read: {e}") from e

@@ -27,7 +27,7 @@ from moonmill.signals import run_until_stopped
 from moonmill.trainer.checkpoint import version_of
 from moonmill.trainer.eval_folder import EvalFolder, evaluating, settings_of
 from moonmill.trainer.outcomes import Outcome, Prices, outcome_of, result_of
-from moonmill.trainer.players import Api, describe_player, playing
+from moonmill.trainer.players import Other, describe_player, playing
 from moonmill.types import Rollout, Task
 
 _SAID_PARTS = 10
@@ -42,8 +42,8 @@ class Request(NamedTuple):
     config: Config
     """Its `eval` says what is played; the environment is one of `envs`."""
     envs: Sequence[EnvConfig]
-    api: Api | None = None
-    """None for the model of the config."""
+    other: Other | None = None
+    """Who plays; None for the model of the config."""
     out: Path | None = None
     prices: Prices | None = None
 
@@ -63,7 +63,7 @@ def evaluate(request: Request, reporter: Reporter, log_dir: Path) -> tuple[EvalR
     """
     allow_many_files()
     config = request.config
-    settings = settings_of(config, request.envs, describe_player(config, request.api))
+    settings = settings_of(config, request.envs, describe_player(config, request.other))
     with (
         SandboxService(config.sandbox),
         evaluating(request.out, settings) if request.out else nullcontext() as folder,
@@ -76,7 +76,7 @@ async def _evaluate(
 ) -> tuple[EvalResult, ...]:
     config = request.config
     settings = settings_of(config, request.envs, {})
-    version = None if request.api else await anyio.to_thread.run_sync(version_of, Path(config.model.path))
+    version = None if request.other else await anyio.to_thread.run_sync(version_of, Path(config.model.path))
     known = {index: o for index, o in (folder.outcomes if folder else {}).items() if not o.failure}
     blocks = [(env, t, settings.block(env.id, t)) for env in request.envs for t in settings.temperatures]
     missing = sum(index not in known for _, _, block in blocks for index in block)
@@ -89,7 +89,7 @@ async def _evaluate(
     async with AsyncExitStack() as stack:
         agent_at = None
         if missing:
-            agent_at = await stack.enter_async_context(playing(config, request.envs, request.api, reporter, log_dir))
+            agent_at = await stack.enter_async_context(playing(config, request.envs, request.other, reporter, log_dir))
         for env, temperature, block in blocks:
             outcomes = [known[index] for index in block if index in known]
             if agent_at and len(outcomes) < len(block):

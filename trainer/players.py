@@ -1,5 +1,7 @@
-"""Who plays an evaluation: a model behind an engine, or one behind a chat API."""
+"""Who plays an evaluation: a model behind an engine, one behind a chat API, or a script."""
 
+import hashlib
+import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +14,7 @@ from msgspec.structs import replace
 
 from moonmill.agents.agent import Agent
 from moonmill.agents.chat import ChatAgent
+from moonmill.agents.scripted import ScriptedAgent
 from moonmill.config import Config, EnvConfig
 from moonmill.config_io import plain
 from moonmill.envs.wrappers import factory_of
@@ -46,17 +49,32 @@ class Api(Struct, frozen=True):
         return key
 
 
-def describe_player(config: Config, api: Api | None) -> dict[str, Any]:
-    """What tells a player from another."""
-    if api is not None:
-        return {"api": api.url, "model": api.model}
+class Scripted(Struct, frozen=True):
+    """A script, or what else needs no model."""
+
+    agent: Agent
+    name: str
+    """As `--agent` names it; a file by its whole path."""
+
+
+Other = Api | Scripted
+"""What plays in place of a model of the config."""
+
+
+def describe_player(config: Config, other: Other | None) -> dict[str, Any]:
+    """What tells a player from another. Of a script, the file it stands in: one that was changed is another."""
+    if isinstance(other, Api):
+        return {"api": other.url, "model": other.model}
+    if isinstance(other, Scripted):
+        code = {"code": _digest(other.agent.script)} if isinstance(other.agent, ScriptedAgent) else {}
+        return {"agent": other.name, **code}
     names = ("path", "max_length", "dtype", "renderer", "tool_format")
     return {"engine": config.engine.type, **{name: plain(config.model)[name] for name in names}}
 
 
 @asynccontextmanager
 async def playing(
-    config: Config, envs: Sequence[EnvConfig], api: Api | None, reporter: Reporter, log_dir: Path
+    config: Config, envs: Sequence[EnvConfig], other: Other | None, reporter: Reporter, log_dir: Path
 ) -> AsyncIterator[AgentAt]:
     """The player of some environments, ready; an engine of ours is started and stopped.
 
@@ -64,16 +82,21 @@ async def playing(
         ConfigError: the API cannot be asked as it is named.
         WorkerDiedError: the engine did not start.
     """
-    if api is None:
+    if other is None:
         async with _policy(config, envs, reporter, log_dir) as agent_at:
             yield agent_at
+        return
+    if isinstance(other, Scripted):
+        yield lambda temperature: other.agent
         return
     async with AsyncExitStack() as stack:
         agents: dict[float, Agent] = {}
         for temperature in config.eval.temperatures:
             sampling = replace(config.sampling, temperature=temperature)
             timeout = config.engine.request_timeout
-            agent = ChatAgent(api.url, api.model, sampling, api_key=api.key(), timeout=timeout, max_attempts=_ATTEMPTS)
+            agent = ChatAgent(
+                other.url, other.model, sampling, api_key=other.key(), timeout=timeout, max_attempts=_ATTEMPTS
+            )
             agents[temperature] = await stack.enter_async_context(agent)
         yield agents.__getitem__
 
@@ -107,3 +130,13 @@ async def _policy(
         yield lambda temperature: PolicyAgent(
             host.client, renderer, replace(config.sampling, temperature=temperature), model.max_length
         )
+
+
+def _digest(script: object) -> str:
+    """Of the source of the module that a script stands in; empty where there is none."""
+    try:
+        module = inspect.getmodule(script)
+        source = inspect.getsource(module) if module else ""
+    except (OSError, TypeError):  # it has no file, or one that is not Python's
+        source = ""
+    return hashlib.blake2b(source.encode(), digest_size=8).hexdigest() if source else ""

@@ -54,6 +54,7 @@ def pretrain(config: Config, out: Path, *, resume: bool, reporter: Reporter) -> 
     """
     from moonmill.trainer.run import train
 
+    run, out = Path(config.run_dir).absolute(), out.absolute()  # what is played may change the working directory
     summary = train(config, resume=resume, reporter=reporter, critic_only=True)
     if summary.status != "finished":
         return summary
@@ -62,7 +63,7 @@ def pretrain(config: Config, out: Path, *, resume: bool, reporter: Reporter) -> 
             f"{config.run_dir} has trained its policy too, so that its critic is not one of the initial policy: take "
             "another run_dir"
         )
-    critic, checkpoint = resolve(config.algorithm, config.learner.batch_rollouts).critic, latest(Path(config.run_dir))
+    critic, checkpoint = resolve(config.algorithm, config.learner.batch_rollouts).critic, latest(run)
     assert critic is not None
     assert checkpoint is not None
     explained = summary.critic.get("explained_variance_smoothed")

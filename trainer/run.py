@@ -58,6 +58,7 @@ def train(config: Config, *, resume: bool, reporter: Reporter, critic_only: bool
         KeyboardInterrupt: it was stopped before a checkpoint could be written; `resume` continues.
     """
     allow_many_files()
+    folder = Path(config.run_dir).absolute()  # what is played may change the working directory
     with interruptible():
         try:
             reporter.phase("checking the config")
@@ -68,13 +69,14 @@ def train(config: Config, *, resume: bool, reporter: Reporter, critic_only: bool
             raise_if_asked()
         except KeyboardInterrupt as e:
             raise RunError("stopped while checking the config: nothing was begun, so there is nothing to resume") from e
-        run = (RunDirectory.resume if resume else RunDirectory.create)(Path(config.run_dir), config)
+        run = (RunDirectory.resume if resume else RunDirectory.create)(folder, config)
         try:
-            _carry_out(config, run, reporter, Length.of(config, critic_only=critic_only))
+            placed = msgspec.structs.replace(config, run_dir=str(folder))
+            _carry_out(placed, run, reporter, Length.of(config, critic_only=critic_only))
             run.require_held()
         finally:
             run.unlock()
-        return summarize(run.path)
+        return msgspec.structs.replace(summarize(run.path), run=config.run_dir)
 
 
 def _carry_out(config: Config, run: RunDirectory, reporter: Reporter, length: Length) -> None:

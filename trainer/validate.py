@@ -42,8 +42,8 @@ AT_ONCE = (
 """Checks that import neither torch (but for a GPU) nor transformers."""
 FOR_PLAYING = ("environment", "sandbox", "evaluation", "device", "model", "engine")
 """Those of them that concern an evaluation."""
-FOR_API = ("environment", "sandbox", "evaluation")
-"""Those of an evaluation that is played by an API."""
+FOR_OTHERS = ("environment", "sandbox", "evaluation")
+"""Those of an evaluation that is played by an API or a script."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 

@@ -16,7 +16,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moonmill.errors import EnvCodeError, MissingExtraError
+from moonmill.errors import ConfigError, EnvCodeError, MissingExtraError
 
 try:
     import gymnasium
@@ -91,6 +91,7 @@ class GymnasiumEnv(gymnasium.Env[str, str]):
         """Take the model's message. After the last, the info has `rewards`, `metrics` and `stop_reason`.
 
         Raises:
+            ConfigError: the action is no text.
             EnvCodeError: the episode failed, or is unscored.
         """
         message = as_message(action, turn=len(self._rewards))
@@ -147,12 +148,20 @@ def register_envs() -> None:
             gymnasium.register(gymnasium_id(spec.id), f"{__name__}:GymnasiumEnv", kwargs={"env_id": spec.id})
 
 
-def as_message(action: str, turn: int) -> Message:
+def as_message(action: object, turn: int) -> Message:
     """The message that a text means.
 
     A call is JSON between tags, `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; one that cannot be read is one
     with an error, which the environment answers.
+
+    Raises:
+        ConfigError: the action is no text.
     """
+    if not isinstance(action, str):
+        raise ConfigError(
+            f"step: the action is {action!r:.100}, but should be a text: what the model says, in which a tool call is "
+            '<tool_call>{"name": …, "arguments": {…}}</tool_call>'
+        )
     text = encodable(action)
     calls = tuple(_as_tool_call(found[1], f"call-{turn}-{i}") for i, found in enumerate(_CALL.finditer(text)))
     return Message("assistant", _CALL.sub("", text).strip() if calls else text, tool_calls=calls)

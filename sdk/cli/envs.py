@@ -15,11 +15,12 @@ from moonmill.cli.record import record, replay
 from moonmill.cli.results import Command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from moonmill.config import EnvConfig
     from moonmill.envs import MultiTurnEnv
     from moonmill.sandboxes import SandboxSpec
+    from moonmill.types import Message, Task
 
 _SPLITS = ("train", "eval")
 
@@ -173,8 +174,30 @@ def describe(config: "EnvConfig", seed: int) -> dict[str, Any]:
         "scores": [
             {"name": mark.method, "kind": mark.kind, "weight": mark.weight} for mark in env._moonmill_class.marks
         ],
-        "tasks": [{"id": t.id, "level": t.level, "prompt": t.messages()} for t in tasks],
+        "tasks": [{"id": t.id, "level": t.level, "prompt": _opening(config.id, factory, t, seed)} for t in tasks],
     }
+
+
+def _opening(env_id: str, factory: "Callable[[], MultiTurnEnv]", task: "Task", seed: int) -> "Sequence[Message]":
+    """What the model is shown first, besides the system prompt: more than the task, where `reset` says more.
+
+    The task alone, where a sandbox would have to be opened for that, or a program started.
+    """
+    from contextlib import closing
+
+    from moonmill.blame import blaming
+    from moonmill.envs import ForeignEnv
+    from moonmill.envs.wrapper import innermost
+    from moonmill.seeding import derive_seed
+
+    env = factory()
+    if env.sandbox is not None or isinstance(innermost(env), ForeignEnv):
+        return task.messages()
+    with closing(env), blaming(env_id, "reset"):
+        messages: Sequence[Message]
+        messages, _ = env.reset(seed=derive_seed(seed, task.split, 0), options={"task": task})
+    is_said = messages and messages[0].role == "system" and messages[0].content == env.system_prompt
+    return messages[1:] if is_said else messages
 
 
 def _summary(env: "MultiTurnEnv") -> str:

@@ -9,12 +9,19 @@ from moonmill.cli.output import table
 from moonmill.cli.tables import print_failures
 from moonmill.reporting import Estimate, EvalResult, LevelResult
 from moonmill.trainer.eval_compare import EvalComparison, Paired
+from moonmill.types import Sampling
 
 _IDS_SHOWN = 10
 
 
-def print_results(out: Console, results: Sequence[EvalResult]) -> None:
-    """One row an environment and temperature; below one a level; below why rollouts failed."""
+def print_results(out: Console, results: Sequence[EvalResult], sampling: Sampling | None) -> None:
+    """One row an environment and temperature; below one a level; below how it was sampled, and why rollouts failed.
+
+    Args:
+        out: where.
+        results: of the same player.
+        sampling: its own, but for the temperature; None of a script.
+    """
     metrics = _all(result.metrics for result in results)
     chances = _all(result.pass_at for result in results)
     used = any(result.usage for result in results)
@@ -43,6 +50,9 @@ def print_results(out: Console, results: Sequence[EvalResult]) -> None:
             for level, figures in r.by_level.items():
                 grid.add_row(r.label, f"{r.temperature:g}", level, *_figures(figures, chances))
         out.print(grid)
+    if sampling is not None:
+        more = "".join(f", {name} {value:g}" for name, value in _narrowed(sampling).items())
+        out.print(f"\nsampled: at most {sampling.max_tokens} tokens a turn (sampling.max_tokens){more}")
     print_failures(out, results)
 
 
@@ -70,6 +80,13 @@ def print_contrasts(out: Console, found: EvalComparison) -> None:
             if ids:
                 more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
                 out.print(f"{c.env}: {len(ids)} tasks scored in {side} alone: {', '.join(ids[:_IDS_SHOWN])}{more}")
+
+
+def _narrowed(sampling: Sampling) -> dict[str, float]:
+    """What keeps some tokens from being drawn."""
+    usual = Sampling()
+    named = {"top_p": (sampling.top_p, usual.top_p), "top_k": (sampling.top_k, usual.top_k)}
+    return {name: value for name, (value, default) in named.items() if value != default}
 
 
 def _figure_names(chances: Iterable[str]) -> tuple[str, ...]:

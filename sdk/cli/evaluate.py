@@ -1,4 +1,4 @@
-"""`moonmill eval`: environments, played by a policy or by a model behind an API, or two such evaluations compared."""
+"""`moonmill eval`: environments, played by a policy, a model behind an API or a script; or two evaluations compared."""
 
 import shutil
 import tempfile
@@ -10,12 +10,15 @@ from msgspec.structs import replace
 
 from moonmill.cli.options import NonNegative, json_option, set_option
 from moonmill.cli.results import Command
+from moonmill.cli.scripts import agent_called, agent_option
 from moonmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from moonmill.config import Config
     from moonmill.reporting import EvalResult
     from moonmill.trainer.evaluate import Request
+    from moonmill.trainer.players import Other
+    from moonmill.types import Sampling
 
 _TASKS = 200
 """Where neither the command line nor the config says; the 95% interval is then at most ±7 points."""
@@ -30,6 +33,7 @@ _TASKS = 200
 )
 @click.option("--api", metavar="URL", help="Play by an OpenAI-compatible API, such as https://api.openai.com/v1.")
 @click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the API's key.")
+@agent_option(default=None)
 @click.option("--tasks", type=click.IntRange(min=1), help="How many tasks are played.  [default: the config's, or 200]")
 @click.option("--samples", type=click.IntRange(min=1), help="How often each is played, for pass@k.  [default: 1]")
 @click.option(
@@ -63,6 +67,7 @@ def evaluate(
     model: str | None,
     api: str | None,
     api_key_env: str | None,
+    player: str | None,
     tasks: int | None,
     samples: int | None,
     temperatures: tuple[float, ...],
@@ -75,7 +80,8 @@ def evaluate(
     """Measure success on held-out tasks.
 
     Environments come from a config, a run's directory or their ids, of which there may be several; the player is the
-    model of --model, else the config's, else the run's newest checkpoint, or whatever answers at --api.
+    model of --model, else the config's, else the run's newest checkpoint, or whatever answers at --api, or the script
+    of --agent.
     """
     if compare is not None:
         if targets:
@@ -85,31 +91,55 @@ def evaluate(
     if not targets:
         raise click.UsageError("Missing argument 'CONFIG|RUN|ENV_ID...'.")
     from moonmill.cli.eval_targets import targets_of
-    from moonmill.trainer.players import Api
-    from moonmill.trainer.validate import FOR_API, FOR_PLAYING, require_valid
+    from moonmill.trainer.validate import FOR_OTHERS, FOR_PLAYING, require_valid
 
+    if player is not None:
+        given = {"--model": model, "--api": api, "--api-key-env": api_key_env, "--prices": prices}
+        given["--temperature"] = temperatures or None
+        if useless := [name for name, value in given.items() if value is not None]:
+            raise ConfigError(f"--agent: a script plays, which has no use for {', '.join(useless)}: leave that out")
+        temperatures = (0.0,)  # it has none
     if api is not None and model is None:
         raise ConfigError("--api: say with --model what the model is called there")
     if api is None and api_key_env is not None:
         raise ConfigError("--api-key-env: of use with --api alone")
-    config, envs = targets_of(targets, model, api is not None, overrides)
-    player = Api(api, model, api_key_env) if api and model else None
-    if player:
-        player.key()
+    other = _other(player, api, model, api_key_env)
+    config, envs = targets_of(targets, model, other is not None, overrides)
     for env in envs:
-        require_valid(replace(config, env=env), FOR_API if player else FOR_PLAYING)
+        require_valid(replace(config, env=env), FOR_OTHERS if other else FOR_PLAYING)
     config = _asked(config, tasks, samples, temperatures)
     from moonmill.trainer.evaluate import Request
 
-    results = _play(Request(config, envs, player, out, prices))
+    results = _play(Request(config, envs, other, out, prices))
     if as_json:
         from moonmill.cli.output import print_json
 
         print_json(results)
     else:
-        _print(results)
+        _print(results, None if player else config.sampling)
     if len(results) < len(envs) * len({*config.eval.temperatures}):
         click.get_current_context().exit(1)  # what came to nothing was told
+
+
+def _other(player: str | None, api: str | None, model: str | None, api_key_env: str | None) -> "Other | None":
+    """Who plays in place of a model of ours.
+
+    Raises:
+        ConfigError: there is no such script, no key where it should be, or a person would have to play.
+    """
+    from moonmill.trainer.players import Api, Scripted
+
+    if player is not None:
+        agent = agent_called(player)
+        if agent is None:
+            raise ConfigError("--agent: a person plays one episode at a time, with `moonmill envs play`: give a script")
+        file, colon, function = player.rpartition(":")
+        return Scripted(agent, f"{Path(file).resolve()}{colon}{function}" if file.endswith(".py") else player)
+    if api is None or model is None:
+        return None
+    behind = Api(api, model, api_key_env)
+    behind.key()
+    return behind
 
 
 def _asked(config: "Config", tasks: int | None, samples: int | None, temperatures: tuple[float, ...]) -> "Config":
@@ -139,13 +169,13 @@ def _play(request: "Request") -> "tuple[EvalResult, ...]":
     return results
 
 
-def _print(results: "tuple[EvalResult, ...]") -> None:
+def _print(results: "tuple[EvalResult, ...]", sampling: "Sampling | None") -> None:
     from moonmill.cli.eval_tables import print_results
     from moonmill.cli.output import console
     from moonmill.cli.tables import print_faults
     from moonmill.trainer.summary import sum_faults, with_unknown_as_one
 
-    print_results(console(), results)
+    print_results(console(), results, sampling)
     faults = sum_faults(fault for result in results for fault in result.tool_faults)
     print_faults(console(), with_unknown_as_one(faults))
 

@@ -5,6 +5,7 @@ A template is a file as it will be, but for `$name` and its like (`string.Templa
 
 import keyword
 import re
+import shlex
 import shutil
 import sys
 from importlib.resources import files
@@ -64,8 +65,10 @@ def new(name: str, parent: Path) -> None:
     out = console()
     for made in _FILES.values():
         out.print(f"made {folder / made.format(module=names.module)}")
+    package = shlex.quote(f"{folder if folder.is_absolute() else f'./{folder}'}[dev]")
     out.print(
-        f"\nnext:\n  pip install -e {folder}\n  moonmill envs check {names.env_id}\n  moonmill envs play {names.env_id}"
+        f"\nnext:\n  pip install -e {package}\n  python -m pytest {shlex.quote(str(folder))}\n"
+        f"  moonmill envs check {names.env_id}\n  moonmill envs play {names.env_id}"
     )
 
 

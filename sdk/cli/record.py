@@ -11,6 +11,7 @@ import click
 from moonmill.cli.options import args_option, json_option, sandbox_option
 from moonmill.cli.play import Chosen, episode_options, play_by_hand
 from moonmill.cli.results import Command
+from moonmill.cli.scripts import HUMAN, agent_called, agent_option
 from moonmill.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,13 +19,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from moonmill.agents.agent import Agent
     from moonmill.agents.replaying import Replay
     from moonmill.config import EnvConfig
     from moonmill.envs import MultiTurnEnv
     from moonmill.types import Rollout
 
-_HUMAN, _RANDOM = "human", "random"
 _NAMED = 3
 """Ids that a message names."""
 
@@ -32,14 +31,7 @@ _NAMED = 3
 @click.command(cls=Command)
 @episode_options
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Appended to: JSON lines.")
-@click.option(
-    "--agent",
-    "player",
-    default=_HUMAN,
-    show_default=True,
-    help="Who plays: human, random, or file.py:function or module:function, which is given the messages so far and "
-    "returns the next.",
-)
+@agent_option(default=HUMAN)
 @json_option
 def record(chosen: Chosen, out: Path, player: str, as_json: bool) -> None:
     """Play one episode and write it into a file, to be replayed."""
@@ -78,28 +70,6 @@ def record(chosen: Chosen, out: Path, player: str, as_json: bool) -> None:
 def _free(id: str, known: set[str]) -> str:
     """`id`, or with a number behind it what is not known yet."""
     return next(free for n in count(1) if (free := f"{id}-{n}" if n > 1 else id) not in known)
-
-
-def agent_called(player: str) -> "Agent | None":
-    """The agent of `--agent`, None for a person.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    from moonmill.agents.scripted import RandomAgent, ScriptedAgent
-    from moonmill.registry import resolve
-
-    if player == _HUMAN:
-        return None
-    if player == _RANDOM:
-        return RandomAgent()
-    if ":" not in player:
-        near = difflib.get_close_matches(player, (_HUMAN, _RANDOM), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(
-            f"--agent: {player!r} is neither human nor random, nor a place such as file.py:function{hint}"
-        )
-    return ScriptedAgent(resolve(player, "function"))
 
 
 @click.command(cls=Command)

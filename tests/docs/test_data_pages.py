@@ -1,5 +1,6 @@
 """What docs/math.md and docs/reasoning-gym.md show runs, and what they list is what there is."""
 
+import json
 import re
 import subprocess
 import sys
@@ -16,10 +17,26 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.mark.parametrize("page", ["math.md", "reasoning-gym.md"])
 def test_the_code_runs_as_it_stands(page: str, tmp_path: Path) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
-    (tmp_path / "shown.py").write_text(code)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    (tmp_path / "shown.py").write_text("\n".join(blocks))
     done = subprocess.run([sys.executable, "shown.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_its_script_is_right(tmp_path: Path) -> None:
+    page = (DOCS / "reasoning-gym.md").read_text()
+    [script] = re.findall(r"```python\n(# adding.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "adding.py").write_text(script)
+    [command] = re.findall(r"moonmill (eval .* --agent .*)", page)
+    done = subprocess.run(
+        [sys.executable, "-m", "moonmill", *command.split(), "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["success"] == 1.0
 
 
 def test_the_mixture_can_be_made() -> None:

@@ -1,5 +1,6 @@
 """The page about Gymnasium runs as it stands."""
 
+import json
 import re
 import subprocess
 import sys
@@ -28,3 +29,19 @@ def test_its_environment_is_shown(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "one of: left, down, right, up" in done.stdout
+    assert done.stdout.count("\n[S]FFF\n") == 2
+
+
+def test_its_script_crosses_the_lake_mostly(tmp_path: Path) -> None:
+    [script] = re.findall(r"```python\n(# lake.py\n.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "lake.py").write_text(script)
+    [command] = re.findall(r"moonmill (eval .* --agent .*)", PAGE)
+    done = subprocess.run(
+        [sys.executable, "-m", "moonmill", *command.split(), "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0.6 < json.loads(done.stdout)[0]["success"] < 0.9

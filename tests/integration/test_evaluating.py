@@ -235,7 +235,7 @@ def test_the_page_about_evaluation_does_what_it_says(evaluations: Evaluations, t
     blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     commands = [line for block in blocks for line in block.replace("\\\n", "").splitlines() if "evals/" in line]
     runnable = [command for command in commands if "https:" not in command and "smollm2" not in command]
-    assert len(runnable) == 3
+    assert len(runnable) == 5
     for command in runnable:
         more = "" if "--compare" in command else " " + shlex.join([*evaluations.attached, "--tasks", "8"])
         line = f"{sys.executable} -m {command}{more}"

@@ -49,6 +49,19 @@ class Noisy(Calculator):
         return super().calculate(expression)
 """
 
+RESTLESS = """
+import os, tempfile
+from moonmill import tool
+from moonmill.envs.library.calculator import Calculator
+
+class Restless(Calculator):
+    @tool
+    def calculate(self, expression: str) -> str:
+        "Work it out."
+        os.chdir(tempfile.mkdtemp())
+        return super().calculate(expression)
+"""
+
 
 class Finished(NamedTuple):
     """A run that was trained to its end, in a folder with modules that have the names of others'."""
@@ -123,6 +136,22 @@ def test_a_finished_run_says_how_to_go_on(finished: Finished, moonmill: Cli, tmp
     assert "--resume" in again.stderr
     assert "raise train.steps" in moonmill("train", finished.config, *run, "--resume").stderr
     assert moonmill("train", finished.config, *run, "--set", "train.steps=11", "--resume").returncode == 0
+
+
+def test_a_tool_that_changes_the_working_directory_takes_no_part_of_the_run_along(
+    moonmill: Cli, attached: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "restless.py").write_text(RESTLESS)
+    sets = ("run_dir=run", "env.id=restless.py:Restless", "train={steps: 2, checkpoint_every: 1}", "eval.tasks=4")
+    done = moonmill("train", attached, *(word for one in sets for word in ("--set", one)), "--json")
+    assert done.returncode == 0, done.stderr
+    summary = as_json(done)
+    assert isinstance(summary, dict)
+    assert (summary["run"], summary["status"]) == ("run", "finished")
+    run = tmp_path / "run"
+    assert "\nrun_dir: run\n" in (run / "config.yaml").read_text()
+    assert (run / "checkpoints" / "step-000004").is_dir()
+    assert_accounted_for(run)
 
 
 def test_on_policy_training_is_exactly_on_policy(moonmill: Cli, attached: Path, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_a_new_package_works_and_is_found_by_its_entry_point(here: Path) -> None
         *("src/unit_shop/__init__.py", "tests/test_unit_shop.py"),
     }
     assert "moonmill envs check unit-shop-v0" in result.output
+    assert "pip install -e './mine/unit-shop[dev]'\n  python -m pytest mine/unit-shop\n" in result.output
     project = tomllib.loads((package / "pyproject.toml").read_text())
     assert project["project"]["entry-points"]["moonmill.envs"] == {"unit-shop": "unit_shop"}
     assert "$" not in "".join(path.read_text() for path in package.rglob("*.*"))

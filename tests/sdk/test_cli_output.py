@@ -28,7 +28,19 @@ from moonmill.reporting import (
     Summary,
 )
 from moonmill.trainer.eval_compare import Contrast, EvalComparison, Paired
-from moonmill.types import Action, Message, Observation, Rollout, Status, StopReason, Task, ToolCall, ToolFault, Usage
+from moonmill.types import (
+    Action,
+    Message,
+    Observation,
+    Rollout,
+    Sampling,
+    Status,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolFault,
+    Usage,
+)
 
 
 def evaluation(label: str, success: float, temperature: float = 1.0, version: int = 0) -> EvalResult:
@@ -356,7 +368,7 @@ def test_an_evaluations_table_has_its_intervals_its_levels_and_what_failed():
     )
     unmeasured = msgspec.structs.replace(evaluation("f-v0", 0.5), by_level={})
     out = io.StringIO()
-    print_results(console(out), [result, unmeasured])
+    print_results(console(out), [result, unmeasured], Sampling(max_tokens=64, top_p=0.9))
     lines = [re.sub(r"  +", "  ", line.strip()) for line in out.getvalue().splitlines()]
     assert lines[0] == (
         "environment  T  tasks  samples  success  95% interval  pass@2  95% interval  reward  95% interval  turns  "
@@ -368,6 +380,7 @@ def test_an_evaluations_table_has_its_intervals_its_levels_and_what_failed():
     )
     assert lines[2].startswith("f-v0  1  —  600  50.0%  46.0% to 54.0%  —  —  —  —  3.2")
     assert "e-v0  1  easy  4  8  50.0%  40.0% to 60.0%  75.0%  50.0% to 100.0%  0.500  0.250 to 0.750" in lines
+    assert "sampled: at most 64 tokens a turn (sampling.max_tokens), top_p 0.9" in lines
     assert any(line.startswith("e-v0  1  prompt_too_long  1") for line in lines)
 
 

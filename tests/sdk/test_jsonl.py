@@ -10,7 +10,7 @@ import pytest
 from msgspec import Struct
 
 from moonmill.errors import RunDirectoryError
-from moonmill.jsonl import JsonlWriter, read_jsonl
+from moonmill.jsonl import JsonlWriter, read_jsonl, read_lines
 
 
 class Line(Struct, frozen=True):
@@ -102,3 +102,11 @@ def test_a_writer_killed_at_any_moment_leaves_whole_lines(tmp_path):
         process.wait(10)
         JsonlWriter(path).close()
         assert all(line.text == "x" * (line.n % 5000) for line in read_jsonl(path, Line))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    (tmp_path / "log").write_text('{"n":1}\n\n{"n":2,"text":"\ufeff"}\n', encoding="utf-8-sig")
+    assert list(read_lines(tmp_path / "log", "it")) == [(1, b'{"n":1}\n'), (3, '{"n":2,"text":"\ufeff"}\n'.encode())]
+    write(tmp_path / "mine", Line(1))
+    (tmp_path / "mine").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "mine").read_bytes())
+    assert list(read_jsonl(tmp_path / "mine", Line)) == [Line(1)]

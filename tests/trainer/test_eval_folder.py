@@ -138,6 +138,17 @@ def test_the_only_temperature_of_each_is_compared_whatever_it_is(tmp_path: Path)
     assert (contrast.temperature_a, contrast.temperature_b) == (0.0, 0.7)
 
 
+def test_a_script_is_compared_with_a_model_at_each_of_its_temperatures(tmp_path: Path) -> None:
+    script = replace(ALONE, player={"agent": "a:b"}, sampling=None)
+    a = evaluated(tmp_path / "a", {"x": (1.0, 1.0)}, script)
+    with evaluating(tmp_path / "b", replace(ALONE, temperatures=(1.0, 0.5))) as folder:
+        for index in (0, 8):  # the first sample at either
+            folder.keep(rollout(index, "x", 0.0))
+    found = compare(a, tmp_path / "b")
+    assert [(c.temperature_b, c.success.a, c.success.b) for c in found.contrasts] == [(1.0, 1.0, 0.0), (0.5, 1.0, 0.0)]
+    assert found.settings["player.agent"] == ("a:b", None)
+
+
 def test_tasks_of_one_id_that_are_others_have_nothing_in_common(tmp_path: Path) -> None:
     a = evaluated(tmp_path / "a", {"x": (0.0,)})
     with evaluating(tmp_path / "b", replace(ALONE, seed=1)) as folder:

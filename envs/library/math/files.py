@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from moonmill.envs.library.math.answers import LONGEST, last_boxed, plain_number
 from moonmill.errors import ConfigError, MissingExtraError
+from moonmill.jsonl import read_lines
 
 Fields = Mapping[str, Any]
 Read = Callable[[Fields], tuple[Any, Any, Any]]
@@ -54,21 +55,18 @@ def read_problems(file: str) -> Iterator[Problem]:
     """
     path = Path(file)
     read: Read | None = None
-    with _reading(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            place = f"{path}:{number}"
-            fields = _fields(place, line)
-            read = read or _shape(place, fields)
-            try:
-                text, answer, level = read(fields)
-                yield Problem(_text(text, "problem"), _text(answer, "answer"), f"{path.name}:{number}", _level(level))
-            except (KeyError, ValueError) as e:
-                why = f"the field {e} is missing" if isinstance(e, KeyError) else str(e)
-                raise ConfigError(
-                    f"{place}: {why}; the first line of the file has the shape of {_SHAPES[read]}, and all must have it"
-                ) from None
+    for number, line in read_lines(path, str(path)):
+        place = f"{path}:{number}"
+        fields = _fields(place, line)
+        read = read or _shape(place, fields)
+        try:
+            text, answer, level = read(fields)
+            yield Problem(_text(text, "problem"), _text(answer, "answer"), f"{path.name}:{number}", _level(level))
+        except (KeyError, ValueError) as e:
+            why = f"the field {e} is missing" if isinstance(e, KeyError) else str(e)
+            raise ConfigError(
+                f"{place}: {why}; the first line of the file has the shape of {_SHAPES[read]}, and all must have it"
+            ) from None
 
 
 def benchmark(name: str) -> Iterator[Problem]:
@@ -100,13 +98,6 @@ def _data(*place: str) -> bytes:
         if (file := Path(folder, "fixtures", *place)).is_file():
             return file.read_bytes()
     raise MissingExtraError("the problems of GSM8K and AIME 2025", "math-data")
-
-
-def _reading(path: Path) -> Any:
-    try:
-        return open(path, "rb")
-    except OSError as e:
-        raise ConfigError(f"{path} cannot be read: {e.strerror}") from e
 
 
 def _fields(place: str, line: bytes) -> Fields:

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from moonmill.envs.library.splits import Split
 from moonmill.errors import ConfigError, MissingExtraError
+from moonmill.jsonl import read_lines
 
 T = TypeVar("T")
 _Text = Annotated[str, Meta(min_length=1)]
@@ -163,18 +164,13 @@ def normalized(answer: str) -> str:
 
 def _lines(path: str, what: str, type: type[T]) -> list[tuple[int, T]]:
     """The records of a file with the numbers of their lines; empty lines are passed over."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as e:
-        raise ConfigError(f"search-v0: {what} {path} cannot be read: {e.strerror}") from e
     decoder = msgspec.json.Decoder(type)
     records = []
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if line.strip():
-            try:
-                records.append((number, decoder.decode(line)))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as e:
-                raise ConfigError(f"{path}:{number}: {e}") from None
+    for number, line in read_lines(Path(path), f"search-v0: {what} {path}"):
+        try:
+            records.append((number, decoder.decode(line)))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+            raise ConfigError(f"{path}:{number}: {e}") from None
     if not records:
         raise ConfigError(f"search-v0: {what} {path} has no lines")
     return records

@@ -14,7 +14,7 @@ import moonmill.envs.adapters.gymnasium as adapter
 from moonmill import Message, MultiTurnEnv, Rollout, Task, metric, register, registry, reward, tool
 from moonmill.envs.adapters.gymnasium import GymnasiumEnv, gymnasium_id
 from moonmill.envs.library.calculator import demonstrate
-from moonmill.errors import EnvCodeError, EpisodeOverError, MissingExtraError
+from moonmill.errors import ConfigError, EnvCodeError, EpisodeOverError, MissingExtraError
 from moonmill.registry import list_envs, make
 
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
@@ -139,6 +139,13 @@ def test_a_call_that_cannot_be_read_is_told_and_the_episode_goes_on(written: str
     assert told in observation
     assert not terminated
     assert not truncated
+
+
+def test_an_action_that_is_no_text_is_refused_with_what_one_is() -> None:
+    env: Any = odd()
+    env.reset(seed=0)
+    with pytest.raises(ConfigError, match=r"step: the action is 5, but should be a text: .*<tool_call>"):
+        env.step(5)
 
 
 def test_the_limits_and_the_end_are_the_environments() -> None:

@@ -269,7 +269,8 @@ def test_what_a_model_cannot_read_or_answer_is_refused_when_it_is_made() -> None
         ("gymnasium:no_such_module:Game-v0", {}, "gymnasium:no_such_module:Game-v0: "),
         ("gymnasium:FrozenLake-v1", {"kwargs": {"ice": 1}}, "cannot be made: .*ice"),
         ("gymnasium:FrozenLake-v1", {"interface": "speech"}, "interface is 'speech'"),
-        ("gymnasium:FrozenLake-v1", {"speed": 2}, "it takes: id, interface, kwargs, actions, rules, max_turns"),
+        ("gymnasium:FrozenLake-v1", {"speed": 2}, "it takes: interface, kwargs, actions, rules, max_turns"),
+        ("gymnasium:FrozenLake-v1", {"id": "Taxi-v3"}, "id is said by the environment's id; it takes: interface,"),
     ],
 )
 def test_a_wrong_id_or_argument_is_told(id: str, arguments: dict[str, Any], words: str) -> None:

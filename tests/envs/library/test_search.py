@@ -218,6 +218,13 @@ def test_questions_that_cannot_be_used_are_refused_with_the_line(tmp_path: Path,
         read_questions(write(tmp_path / "q.jsonl", *records))
 
 
+def test_files_may_begin_with_a_byte_order_mark(files: dict[str, str]) -> None:
+    for file in map(Path, files.values()):
+        file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert read_documents(files["corpus"])
+    assert read_questions(files["questions"])
+
+
 def test_files_and_arguments_that_do_not_fit_are_refused(files: dict[str, str], tmp_path: Path) -> None:
     for arguments, says in (
         ({"corpus": files["corpus"]}, "they go together"),
