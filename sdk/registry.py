@@ -144,7 +144,7 @@ def envs_in(file: str) -> tuple[str, ...]:
     )
 
 
-def make(id: str, **kwargs: Any) -> "MultiTurnEnv":
+def make(id: str, /, **kwargs: Any) -> "MultiTurnEnv":
     """A new environment: one episode.
 
     Args:

@@ -137,7 +137,7 @@ def read_settings(path: Path) -> EvalSettings:
         if (path / "config.yaml").is_file():
             raise RunDirectoryError(
                 f"{path} is a run: evaluate it first, with `moonmill eval {path} --out evals/{path.absolute().name}`, "
-                f"and give that folder"
+                "and give that folder"
             ) from e
         raise RunDirectoryError(f"{path} is no folder of `moonmill eval --out`: {file}: {e.strerror}") from e
     except msgspec.MsgspecError as e:

@@ -76,5 +76,5 @@ def test_a_run_is_compared_once_it_was_evaluated(here: Path) -> None:
     run.mkdir(parents=True)
     (run / "config.yaml").touch()
     result = evaluate("--compare", "runs/x", "runs/x")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "runs/x is a run: evaluate it first, with `moonmill eval runs/x --out evals/x`" in result.stderr
