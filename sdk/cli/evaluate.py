@@ -94,8 +94,13 @@ def evaluate(
     from moonmill.trainer.validate import FOR_OTHERS, FOR_PLAYING, require_valid
 
     if player is not None:
-        given = {"--model": model, "--api": api, "--api-key-env": api_key_env, "--prices": prices}
-        given["--temperature"] = temperatures or None
+        given: dict[str, object] = {
+            "--model": model,
+            "--api": api,
+            "--api-key-env": api_key_env,
+            "--prices": prices,
+            "--temperature": temperatures or None,
+        }
         if useless := [name for name, value in given.items() if value is not None]:
             raise ConfigError(f"--agent: a script plays, which has no use for {', '.join(useless)}: leave that out")
         temperatures = (0.0,)  # it has none
