@@ -41,6 +41,7 @@ _OURS = {
     "headless": "there is one server to an engine",
 }
 """Options of vLLM that are not to be set by its users here, and what to do instead."""
+_BATCHED = "max-num-batched-tokens"
 
 
 class VllmOptions(Struct, frozen=True):
@@ -147,15 +148,32 @@ def rank_for(rank: int) -> int:
 
 
 def check_args(args: Mapping[str, Any]) -> None:
-    """See that none of vLLM's options `args` is set elsewhere.
+    """See that none of vLLM's options `args` is set elsewhere, and that those read here can be what they are.
 
     Raises:
-        ConfigError: one is.
+        ConfigError: one is, or cannot.
     """
     for name in args:
         option = _dashed(name)
         if instead := _OURS.get(option) or _OURS.get(option.removeprefix("no-")):
             raise ConfigError(f"engine.vllm.args: {name} cannot be set here: {instead}")
+    batched_tokens(args)
+
+
+def batched_tokens(args: Mapping[str, Any]) -> int | None:
+    """Most tokens of a step of vLLM's, where its options `args` say so.
+
+    Raises:
+        ConfigError: it is no number of tokens.
+    """
+    for name, value in args.items():
+        if _dashed(name) == _BATCHED:
+            if type(value) is not int or value < 1:
+                raise ConfigError(
+                    f"engine.vllm.args: {name}: {_text(value):.60}: expected a whole number of at least 1: tokens"
+                )
+            return value
+    return None
 
 
 def device_type(device: str) -> str:

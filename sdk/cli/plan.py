@@ -26,7 +26,8 @@ def plan(config: Path, gpu: str | None, overrides: tuple[str, ...], as_json: boo
     """Say what a run takes of its GPUs, and whether it fits.
 
     Works from the model's config.json alone, or from its name where the catalogue has it; nothing is loaded. A config
-    for the CPU is planned for this machine's memory, unless a card is named. Exits with 1 where the run does not fit.
+    for the CPU is planned for this machine's memory and by its speed, which is measured for a moment, unless a card is
+    named. Exits with 1 where the run does not fit.
     """
     from moonmill.cli.output import console, print_json
     from moonmill.config_io import load_config
@@ -34,7 +35,8 @@ def plan(config: Path, gpu: str | None, overrides: tuple[str, ...], as_json: boo
     from moonmill.trainer.planning.plan import planner
 
     maker = planner(load_config(config, overrides), gpu)
-    made, advised, noted = maker.plan(), advice(maker), notes(maker)
+    made, noted = maker.plan(), notes(maker)
+    advised = advice(maker, made)
     if as_json:
         print_json({**_plain(made), "advice": advised, "notes": noted})
     else:
@@ -56,6 +58,7 @@ def _plain(made: "Plan") -> dict[str, Any]:
 
 
 def _print(out: "Console", made: "Plan") -> None:
+    from moonmill.cli.figures import seconds
     from moonmill.cli.output import table
     from moonmill.trainer.planning.parts import count, gib
     from moonmill.trainer.planning.plan import RESERVE
@@ -87,8 +90,11 @@ def _print(out: "Console", made: "Plan") -> None:
     if made.speed:
         speed = made.speed
         out.print(f"expected: {speed.decoded:,.0f} tokens/s sampled, {speed.trained:,.0f} tokens/s trained")
-        seconds = f"generation {speed.generation_seconds:,.0f} s, learning {speed.learning_seconds:,.0f} s"
-        out.print(f"a step: {seconds}, each with the card for itself: the bottleneck is {speed.bottleneck}")
+        parts = f"generation {seconds(speed.generation_seconds)}, learning {seconds(speed.learning_seconds)}"
+        out.print(f"a step: {parts}, each with all of it for itself: the bottleneck is {speed.bottleneck}")
+        for rates in dict.fromkeys((speed.decoding, speed.training)):
+            reached = f"{rates.bandwidth / 1e9:,.0f} GB/s, {rates.flops / 1e12:,.4g} TFLOP/s"
+            out.print(f"by a roofline of {reached} ({rates.source})")
     out.print()
 
 

@@ -1,24 +1,34 @@
-"""What to change: which key, to what, and what that would do. Every change that is told was planned with first."""
+"""What to change: which key, to what, and what that would do. Every change that is told was planned with first.
 
-from collections.abc import Callable, Iterator
+What always holds: of changes that make a run fit together, none can be left out; none is told that takes back what was
+done for memory, be it told here or in the config.
+"""
 
-from msgspec.structs import replace
+from collections.abc import Iterable, Iterator
 
-from moonmill.algorithm_config import CriticLoraConfig
-from moonmill.config import Config, LoraConfig
-from moonmill.errors import ConfigError
+from moonmill.config import Config
 from moonmill.trainer.devices import shares_card
+from moonmill.trainer.doctor.surroundings import machine
+from moonmill.trainer.planning.changes import FIGURES, KINDS, Kind, change_of, share, share_that_fits, shortest
+from moonmill.trainer.planning.engine_memory import episode_bytes
 from moonmill.trainer.planning.parts import BYTES, count, gib
-from moonmill.trainer.planning.plan import Planner, budgeted, search
+from moonmill.trainer.planning.plan import Plan, Planner, concurrent
+from moonmill.trainer.planning.speed import Speed
 
-_SHARES = 100
-Change = tuple[str, Config]
+_WORTH = 1.1
+"""How many times as fast as before more episodes must be sampled to be advised."""
 
 
-def advice(planner: Planner) -> list[str]:
-    """What would make the run fit, or go faster where it does."""
-    config = planner.config
-    return _to_fit(planner) if not planner.fits(config) else [*_more_episodes(planner), *_faster(planner)]
+def advice(planner: Planner, made: Plan) -> list[str]:
+    """What would make the run fit, or go faster where it does.
+
+    Args:
+        planner: of the run.
+        made: what it made.
+    """
+    if not made.fits:
+        return _to_fit(planner)
+    return [*_more_room(planner, made), *(_faster(planner, made, made.speed) if made.speed else ())]
 
 
 def notes(planner: Planner) -> list[str]:
@@ -48,145 +58,99 @@ def notes(planner: Planner) -> list[str]:
 
 
 def _to_fit(planner: Planner) -> list[str]:
-    """The changes of which one alone is enough; else the first of them that are together."""
-    alone = [told for told, config in _changes(planner, planner.config) if planner.fits(config)]
-    if alone:
+    """The changes of which one alone is enough; else the fewest that are together."""
+    changes = [change_of(kind, planner, planner.config) for kind in KINDS]
+    if alone := [told for told, config in filter(None, changes) if planner.fits(config)]:
         return [f"it fits with {told}" for told in alone]
-    config, done = planner.config, list[str]()
-    for change in _CHANGES:
-        for told, changed in _plannable(planner, change(planner, config)):
-            if planner.fits(changed):
-                return [f"it fits with {' and '.join([*done, told])}"]
-            # What had no share of the card that would do may have one now.
-            for told_too, _ in _share(planner, changed):
-                return [f"it fits with {' and '.join([*done, told, told_too])}"]
-            if _worst(planner, changed) < _worst(planner, config):
-                config, done = changed, [*done, told]
-    over = gib(_worst(planner, config))
-    return [
-        f"no change known here makes it fit: with {' and '.join(done) or 'all as it is'} it is still {over} too much"
-    ]
+    config, done = planner.config, dict[Kind, str]()
+    for kind in KINDS:
+        if change := change_of(kind, planner, config):
+            shared = change_of(share, planner, change[1])  # what had no share that would do may have one now
+            if shared or _missing(planner, change[1]) < _missing(planner, config):
+                done[kind], config = change
+            if shared and not planner.fits(config):
+                done[share], config = shared
+        if planner.fits(config):
+            return [f"it fits with {' and '.join(_fewest(planner, done))}"]
+    over, told = gib(_missing(planner, config)), " and ".join(done.values()) or "all as it is"
+    return [f"no change known here makes it fit: with {told} it is still {over} too much"]
 
 
-def _worst(planner: Planner, config: Config) -> int:
-    """Bytes that are missing, of cards and of an engine that cannot hold one episode."""
-    engine = planner.engine(config)
-    short = -min(0, engine.parts[-1].bytes) if engine and not engine.episodes else 0
+def _fewest(planner: Planner, kinds: Iterable[Kind]) -> list[str]:
+    """Of changes that together make it fit, those that it takes: what costs a run most is left out first."""
+    done, _ = _together(planner, kinds)
+    for kind in reversed(KINDS):
+        fewer, config = _together(planner, [other for other in done if other is not kind])
+        if planner.fits(config):
+            done = fewer
+    return [*done.values()]
+
+
+def _together(planner: Planner, kinds: Iterable[Kind]) -> tuple[dict[Kind, str], Config]:
+    """All of these changes, figures after the others, which make them as mild as can be; and what comes of them."""
+    config, done = planner.config, dict[Kind, str]()
+    for kind in sorted(kinds, key=lambda kind: (kind in FIGURES, kind is share)):
+        if change := change_of(kind, planner, config):
+            done[kind], config = change
+    return done, config
+
+
+def _missing(planner: Planner, config: Config) -> int:
+    """Bytes, of cards and of an engine that cannot hold one episode."""
+    engine, short = planner.engine(config), 0
+    if engine and not engine.episodes:
+        short = episode_bytes(config, planner.shape(config), config.model.max_length) - engine.parts[-1].bytes
     return short + sum(card.missing for card in planner.cards(config))
 
 
-def _changes(planner: Planner, config: Config) -> Iterator[Change]:
-    for change in _CHANGES:
-        yield from _plannable(planner, change(planner, config))
-
-
-def _plannable(planner: Planner, changes: Iterator[Change]) -> Iterator[Change]:
-    """Those that the model can be trained with: not all can have adapters everywhere."""
-    for told, config in changes:
-        try:
-            planner.shape(config)
-        except ConfigError:
-            continue
-        yield told, config
-
-
-def _bfloat16(planner: Planner, config: Config) -> Iterator[Change]:
-    if config.model.dtype == "float32":
-        yield "model.dtype: bfloat16", replace(config, model=replace(config.model, dtype="bfloat16"))
-
-
-def _adapter(planner: Planner, config: Config) -> Iterator[Change]:
-    if config.model.lora is None:
-        yield "model.lora: {}", replace(config, model=replace(config.model, lora=LoraConfig()))
-
-
-def _critic_adapter(planner: Planner, config: Config) -> Iterator[Change]:
-    algorithm = config.algorithm
-    critic = planner.algorithm(config).critic
-    if critic and critic.lora is None:
-        adapted = replace(algorithm, critic=replace(critic, lora=CriticLoraConfig()))
-        yield "algorithm.critic.lora: {}", replace(config, algorithm=adapted)
-
-
-def _checkpointing(planner: Planner, config: Config) -> Iterator[Change]:
-    if not config.learner.gradient_checkpointing:
-        learner = replace(config.learner, gradient_checkpointing=True)
-        yield "learner.gradient_checkpointing: true", replace(config, learner=learner)
-
-
-def _quantized(planner: Planner, config: Config) -> Iterator[Change]:
-    critic = planner.algorithm(config).critic
-    if config.model.lora and (critic is None or critic.lora) and config.learner.quantization != "4bit":
-        learner = replace(config.learner, quantization="4bit")
-        yield "learner.quantization: 4bit", replace(config, learner=learner)
-
-
-def _budget(planner: Planner, config: Config) -> Iterator[Change]:
-    """The largest micro-batch that fits, or else the smallest there can be: one rollout."""
-    most = config.learner.micro_batch_tokens
-    found = search(lambda n: planner.fits(budgeted(config, n)), most) or config.model.max_length
-    if found < most:
-        yield f"learner.micro_batch_tokens: {found}", budgeted(config, found)
-
-
-def _share(planner: Planner, config: Config) -> Iterator[Change]:
-    """The largest share of the card that leaves the learner its own."""
-    if config.engine.type != "vllm" or config.engine.urls or config.model.device == "cpu":
+def _more_room(planner: Planner, made: Plan) -> Iterator[str]:
+    config, engine = planner.config, made.engine
+    if engine is None or engine.episodes >= engine.wanted:
         return
-    for hundredths in range(95, 0, -1):
-        share = hundredths / _SHARES
-        vllm = replace(config.engine.vllm, gpu_memory=share)
-        changed = replace(config, engine=replace(config.engine, vllm=vllm))
-        if share != config.engine.vllm.gpu_memory and planner.fits(changed):
-            yield f"engine.vllm.gpu_memory: {share:g}", changed
-            return
-
-
-def _second_card(planner: Planner, config: Config) -> Iterator[Change]:
-    if config.model.device != "cpu" and not config.learner.device:
-        yield (
-            "a second card (learner.device: cuda:1)",
-            replace(config, learner=replace(config.learner, device="cuda:1")),
-        )
-
-
-_CHANGES: tuple[Callable[[Planner, Config], Iterator[Change]], ...] = (
-    *(_checkpointing, _budget, _share, _bfloat16, _adapter, _critic_adapter, _quantized, _second_card),
-)
-"""In the order of what they cost a run."""
-
-
-def _more_episodes(planner: Planner) -> list[str]:
-    engine = planner.engine(planner.config)
-    if engine is None or engine.episodes >= engine.wanted or planner.config.engine.type != "vllm":
-        return []
-    return [
+    told = (
         f"keys and values have room for {engine.episodes} of {engine.wanted} episodes of full length: where they get "
-        "so long, vLLM has some wait and computes them again; raise engine.vllm.gpu_memory, or lower "
-        "async.max_concurrent or model.max_length"
-    ]
+        "so long, vLLM has some wait and computes them again"
+    )
+    larger = share_that_fits(planner, config)
+    if larger and larger > config.engine.vllm.gpu_memory:
+        told += f"; more have room with engine.vllm.gpu_memory: {larger:g}"
+    least = {"async.max_concurrent": 1, "model.max_length": shortest(config)}
+    if enough := [f"{key}: {n}" for key, low in least.items() if (n := made.largest[key]) and n >= low]:
+        told += f"; all have with {' or '.join(enough)}"
+    yield told
 
 
-def _faster(planner: Planner) -> list[str]:
-    made = planner.plan()
-    if made.speed is None:
-        return []
+def _faster(planner: Planner, made: Plan, speed: Speed) -> Iterator[str]:
+    if speed.bottleneck == "generation":
+        slow, fast, keys = "generation", "learning", [*_for_generation(planner, made, speed)]
+    else:
+        slow, fast, keys = "learning", "generation", [*_for_learning(planner)]
+    yield f"{slow} takes longer than {fast}: {', or '.join(keys) or 'nothing known here makes it faster'}"
+
+
+def _for_generation(planner: Planner, made: Plan, speed: Speed) -> Iterator[str]:
     config = planner.config
-    if made.speed.bottleneck == "generation":
-        room = ", and room for them by engine.vllm.gpu_memory" * (config.engine.type == "vllm")
-        more = (
-            "" if config.engine.urls else ", or a further engine on a card of its own (engine.replicas, engine.devices)"
-        )
-        return [
-            "generation takes longer than learning: more episodes at once (async.max_concurrent with engine.max_batch"
-            f"{room}){more}"
-        ]
-    keys = ["a card of its own (learner.device)"] if shares_card(config) else []
-    if config.learner.gradient_checkpointing:
-        plain = replace(config, learner=replace(config.learner, gradient_checkpointing=False))
-        if planner.fits(plain):
-            keys.insert(0, "learner.gradient_checkpointing: false, which fits")
-    critic = planner.algorithm(config).critic
+    more = made.largest["async.max_concurrent"] or 0
+    if more > config.async_.max_concurrent:
+        faster = planner.speed(concurrent(config, more))
+        if faster and faster.decoded > _WORTH * speed.decoded:
+            yield f"more episodes at once (async.max_concurrent, and engine.max_batch with it: up to {more} fit)"
+    if "cpu" in planner.engines_at(config):
+        yield from _threads("engine", config.engine.threads)
+    elif not config.engine.urls:
+        yield "a further engine on a card of its own (engine.replicas, engine.devices)"
+
+
+def _for_learning(planner: Planner) -> Iterator[str]:
+    config, critic = planner.config, planner.algorithm(planner.config).critic
+    if planner.learner_at(config) == "cpu":
+        yield from _threads("learner", config.learner.threads)
+    elif shares_card(config):
+        yield "a card of its own (learner.device)"
     if critic and critic.updates > 1:
-        keys.append(f"fewer value updates (algorithm.critic.updates is {critic.updates})")
-    return [f"learning takes longer than generation: {', '.join(keys) or 'nothing known here makes it faster'}"]
+        yield f"fewer value updates (algorithm.critic.updates is {critic.updates})"
+
+
+def _threads(section: str, threads: int) -> Iterator[str]:
+    if threads < (cores := machine().cores):
+        yield f"more threads ({section}.threads is {threads}, of {cores} cores)"

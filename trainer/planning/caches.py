@@ -14,11 +14,14 @@ class Cached(Struct, frozen=True):
     """A layer's attention, whatever its kind. Widths are numbers a token."""
 
     keys: int
+    """Keys and values it caches of its own: 0 where it reads an earlier layer's, or has none."""
     window: int | None
+    """Tokens it looks back; None is all of them."""
     state: int
+    """Bytes that a sequence takes in it however long it is: the state of linear attention."""
     queries: int
+    """Width of all query heads together."""
     heads: int
-    experts_used: int
 
 
 def cached_by(text: Any, index: int) -> Cached:
@@ -37,9 +40,8 @@ def cached_by(text: Any, index: int) -> Cached:
     own = text.per_layer_config[index]
     heads = own.num_attention_heads
     width = getattr(own, "head_dim", None) or own.hidden_size // heads
-    used = next((n for name in ("num_experts_per_tok", "top_k_experts") if (n := getattr(text, name, None))), 0)
     if kind == "linear_attention":
-        return Cached(0, None, _state(text), _linear_width(text), text.linear_num_value_heads, used)
+        return Cached(0, None, _state(text), _linear_width(text), text.linear_num_value_heads)
     sharing = getattr(text, "kv_sharing_modes", None)
     keys = 2 * (getattr(own, "num_key_value_heads", None) or heads) * width
     if latent := getattr(text, "kv_lora_rank", None):  # multi-head latent attention keeps one compressed vector
@@ -50,7 +52,6 @@ def cached_by(text: Any, index: int) -> Cached:
         state=0,
         queries=heads * width,
         heads=heads,
-        experts_used=used,
     )
 
 

@@ -7,7 +7,7 @@ episodes at once, or none. The embedded engine takes what it needs: nothing is s
 
 from msgspec import Struct
 
-from moonmill.agents.engine.vllm_command import rank_for
+from moonmill.agents.engine.vllm_command import batched_tokens, rank_for
 from moonmill.config import Config
 from moonmill.trainer.engine_commands import eval_places, slots_needed
 from moonmill.trainer.planning.learner_memory import CONTEXT
@@ -98,8 +98,7 @@ def places(config: Config) -> int:
 def _workspace(config: Config, shape: Shape, memory: int) -> int:
     """Of the widest layer in the largest step, in and out, and of the logits of all requests."""
     default = _BATCHED_LARGE if memory >= _LARGE else _BATCHED
-    batched = config.engine.vllm.args.get("max_num_batched_tokens", default)
-    tokens = batched if isinstance(batched, int) else default
+    tokens = batched_tokens(config.engine.vllm.args) or default
     widest = max(layer.widened + 3 * layer.queries for layer in shape.layers) + 4 * shape.hidden
     logits = (config.engine.max_batch + eval_places(config)) * shape.vocabulary
     return tokens * widest * BYTES[config.model.dtype] + _A_LOGIT * logits

@@ -1,8 +1,9 @@
 """GPUs as a plan knows them.
 
-Memory is what PyTorch reports of a card, which is less than its name says; of the RTX 5090 it was looked up. All other
-figures were written down without NVIDIA's data sheets at hand and not compared with them: bandwidth, and dense bfloat16
-throughput with float32 accumulation, decide speeds alone, which are rough anyway.
+Memory is what PyTorch reports of a card, which is less than its name says; of the RTX 5090 it was looked up. Bandwidth
+and throughput are those of the data sheet that stands with each, written down from memory of it; they decide speeds
+alone. Throughput is dense, in bfloat16 with float32 accumulation: where a sheet has that with sparsity only, half of it
+(L4: 242, A6000: 309.7). Cards of one name with other memory are others: an H100 PCIe or NVL is not this H100.
 """
 
 from msgspec import Struct
@@ -11,36 +12,45 @@ from moonmill.errors import ConfigError
 from moonmill.trainer.planning.parts import GIB
 
 
+class Rates(Struct, frozen=True):
+    """What a card or a processor reaches at most."""
+
+    bandwidth: float
+    """Bytes a second."""
+    flops: float
+    """Operations a second."""
+    source: str
+    """A data sheet, or how they were measured."""
+
+
 class Gpu(Struct, frozen=True):
     """A card."""
 
     name: str
     memory: int
     """Bytes."""
-    bandwidth: float | None = None
-    """Bytes a second; None where it is not known, and no speed is told."""
-    flops: float | None = None
-    """Dense bfloat16 operations a second."""
+    rates: Rates | None = None
+    """None where they are not known, and no speed is told."""
 
 
-def _gpu(name: str, gib: float, gigabytes: float, teraflops: float) -> Gpu:
-    return Gpu(name, int(gib * GIB), gigabytes * 1e9, teraflops * 1e12)
+def _gpu(name: str, gib: float, gigabytes: float, teraflops: float, sheet: str) -> Gpu:
+    return Gpu(name, int(gib * GIB), Rates(gigabytes * 1e9, teraflops * 1e12, f"NVIDIA's {sheet}"))
 
 
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("rtx5090", 31.36, 1792, 209.5),
-        _gpu("rtx4090", 23.52, 1008, 165.2),
-        _gpu("rtx3090", 23.56, 936, 71),
-        _gpu("a100-40g", 39.39, 1555, 312),
-        _gpu("a100-80g", 79.14, 2039, 312),
-        _gpu("h100", 79.10, 3350, 989),
-        _gpu("h200", 139.72, 4800, 989),
-        _gpu("b200", 178.35, 7700, 2250),
-        _gpu("l4", 21.95, 300, 121),
-        _gpu("l40s", 44.39, 864, 362),
-        _gpu("a6000", 47.40, 768, 154.8),
+        _gpu("rtx5090", 31.36, 1792, 209.5, "RTX Blackwell GPU Architecture, GeForce RTX 5090"),
+        _gpu("rtx4090", 23.52, 1008, 165.2, "Ada GPU Architecture, GeForce RTX 4090"),
+        _gpu("rtx3090", 23.56, 936, 71, "Ampere GA102 GPU Architecture, GeForce RTX 3090"),
+        _gpu("a100-40g", 39.39, 1555, 312, "A100 Tensor Core GPU data sheet, 40 GB"),
+        _gpu("a100-80g", 79.14, 2039, 312, "A100 Tensor Core GPU data sheet, 80 GB SXM"),
+        _gpu("h100", 79.10, 3350, 989.4, "H100 Tensor Core GPU Architecture, SXM5"),
+        _gpu("h200", 139.72, 4800, 989.4, "H200 Tensor Core GPU data sheet, SXM"),
+        _gpu("b200", 178.35, 7700, 2250, "HGX B200 data sheet, a GPU of eight"),
+        _gpu("l4", 21.95, 300, 121, "L4 Tensor Core GPU data sheet"),
+        _gpu("l40s", 44.39, 864, 362.05, "L40S data sheet"),
+        _gpu("a6000", 47.40, 768, 154.8, "RTX A6000 data sheet"),
     )
 }
 _ALSO = {"a100": "a100-80g", "rtxa6000": "a6000"}
@@ -67,7 +77,7 @@ def gpu_here() -> Gpu | None:
         return None
     found = torch.cuda.get_device_properties(0)
     known = next((gpu for gpu in GPUS.values() if _same(gpu, found.name, found.total_memory)), None)
-    return Gpu(found.name, found.total_memory, known.bandwidth if known else None, known.flops if known else None)
+    return Gpu(found.name, found.total_memory, known.rates if known else None)
 
 
 def _same(gpu: Gpu, reported: str, memory: int) -> bool:

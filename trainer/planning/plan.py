@@ -1,7 +1,7 @@
 """A plan: what stands on which card, whether it fits, how far it could go, and what to change where it does not.
 
 What always holds: what is searched for is found with the same formulas that are shown; the same config and card give
-the same plan.
+the same plan, but for speeds on this machine's processor, which are measured.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from moonmill.agents.engine.vllm_command import check_args
 from moonmill.config import Config
 from moonmill.errors import ConfigError
 from moonmill.trainer.algorithms.combinations import ResolvedAlgorithm
@@ -17,9 +18,10 @@ from moonmill.trainer.devices import engine_devices, learner_device
 from moonmill.trainer.doctor.surroundings import machine
 from moonmill.trainer.planning.catalogue import config_for
 from moonmill.trainer.planning.engine_memory import EnginePlan, embedded_plan, places, vllm_plan
-from moonmill.trainer.planning.gpus import GPUS, Gpu, gpu_here, gpu_named
+from moonmill.trainer.planning.gpus import GPUS, Gpu, Rates, gpu_here, gpu_named
 from moonmill.trainer.planning.learner_memory import learner_parts
 from moonmill.trainer.planning.parts import GIB, Part, total
+from moonmill.trainer.planning.processor import measured
 from moonmill.trainer.planning.shapes import Shape, shape_of
 from moonmill.trainer.planning.speed import Speed, speed_of
 
@@ -67,17 +69,22 @@ class Planner:
     Args:
         config: the run's.
         gpu: the card; None is the machine's own memory.
+        measure: what this machine's processor does with so many threads in that precision; None tells no speed of what
+            computes on it.
 
     Raises:
-        ConfigError: the model's shape cannot be had, or the algorithm makes no sense.
+        ConfigError: the model's shape cannot be had, or algorithm or options of vLLM make no sense.
     """
 
-    def __init__(self, config: Config, gpu: Gpu | None) -> None:
+    def __init__(self, config: Config, gpu: Gpu | None, measure: Callable[[int, str], Rates] | None = None) -> None:
         self._gpu = gpu
+        self._measure = measure
         self._known, self._source = config_for(config.model.path)
         self._shapes: dict[object, Shape] = {}
         self.config = config
         self.algorithm(config)
+        if config.engine.type == "vllm" and not config.engine.urls:
+            check_args(config.engine.vllm.args)
 
     def algorithm(self, config: Config) -> ResolvedAlgorithm:
         return resolve(config.algorithm, config.learner.batch_rollouts)
@@ -90,7 +97,7 @@ class Planner:
         return self._shapes[key]
 
     def learner(self, config: Config) -> tuple[Part, ...]:
-        gpu = self._device(learner_device(config), config) != "cpu"
+        gpu = self.learner_at(config) != "cpu"
         return learner_parts(config, self.algorithm(config), self.shape(config), gpu=gpu)
 
     def engine(self, config: Config) -> EnginePlan | None:
@@ -100,11 +107,18 @@ class Planner:
             return embedded_plan(config, self.shape(config), gpu=self._memory_of_engine(config) is not None)
         return vllm_plan(config, self.shape(config), self._memory_of_engine(config))
 
+    def learner_at(self, config: Config) -> str:
+        """The device of the learner."""
+        return self._device(learner_device(config), config)
+
+    def engines_at(self, config: Config) -> list[str]:
+        """The device of each engine that the run starts."""
+        return [] if config.engine.urls else [self._device(device, config) for device in engine_devices(config)]
+
     def cards(self, config: Config) -> tuple[Card, ...]:
         """Who is on which card, and what they take of it together."""
         learner, engine = total(self.learner(config)), self.engine(config)
-        at = self._device(learner_device(config), config)
-        on = [] if engine is None else [self._device(device, config) for device in engine_devices(config)]
+        at, on = self.learner_at(config), self.engines_at(config)
         cards = []
         for device in sorted({at, *on}):
             memory = self._gpu.memory if self._gpu and device != "cpu" else int(machine().memory_gib * GIB)
@@ -127,21 +141,35 @@ class Planner:
 
     def plan(self) -> Plan:
         config, shape = self.config, self.shape(self.config)
-        engine, engines = self.engine(config), len(config.engine.urls) or config.engine.replicas
-        wanted = min(engine.wanted, engine.episodes) if engine else places(config)
         return Plan(
             model=config.model.path,
             source=self._source,
             shape=shape,
             gpu=self._gpu.name if self._gpu else "this machine's memory",
             cards=self.cards(config),
-            engine=engine,
-            engines=engines,
+            engine=self.engine(config),
+            engines=_engines(config),
             learner=self.learner(config),
             fits=self.fits(config),
             largest=self._largest(),
-            speed=speed_of(config, self.algorithm(config), shape, self._gpu, wanted, engines) if self._gpu else None,
+            speed=self.speed(config),
         )
+
+    def speed(self, config: Config) -> Speed | None:
+        """What to expect; None where nothing is known of a card, or no episode has room."""
+        engine = self.engine(config)
+        episodes = min(engine.wanted, engine.episodes) if engine else places(config)
+        decoding = self._rates(self._device(engine_devices(config)[0], config), config.engine.threads, config)
+        training = self._rates(self.learner_at(config), config.learner.threads, config)
+        if decoding is None or training is None or not episodes:
+            return None
+        each = self.algorithm(config), self.shape(config)
+        return speed_of(config, *each, decoding, training, episodes, _engines(config))
+
+    def _rates(self, device: str, threads: int, config: Config) -> Rates | None:
+        if device != "cpu":
+            return self._gpu.rates if self._gpu else None
+        return self._measure(threads, config.model.dtype) if self._measure else None
 
     def _largest(self) -> dict[str, int | None]:
         config, positions = self.config, self.shape(self.config).positions or _MOST
@@ -154,8 +182,7 @@ class Planner:
 
     def _memory_of_engine(self, config: Config) -> int | None:
         """Bytes of an engine's card; None on a CPU."""
-        on_card = self._gpu and self._device(engine_devices(config)[0], config) != "cpu"
-        return self._gpu.memory if self._gpu and on_card else None
+        return self._gpu.memory if self._gpu and "cpu" not in self.engines_at(config) else None
 
     def _device(self, device: str, config: Config) -> str:
         if self._gpu is None:
@@ -177,16 +204,20 @@ def planner(config: Config, gpu: str | None) -> Planner:
         ConfigError: there is no such card, or none here and none named.
     """
     if gpu is not None:
-        return Planner(config, gpu_named(gpu))
+        return Planner(config, gpu_named(gpu), measured)
     engines = () if config.engine.urls else engine_devices(config)
     if {learner_device(config), *engines} == {"cpu"}:
-        return Planner(config, None)
+        return Planner(config, None, measured)
     if (here := gpu_here()) is None:
         raise ConfigError(
             f"model.device: {config.model.device}, and this machine has no GPU to plan for: name one with --gpu: "
             f"{', '.join(GPUS)}"
         )
-    return Planner(config, here)
+    return Planner(config, here, measured)
+
+
+def _engines(config: Config) -> int:
+    return len(config.engine.urls) or config.engine.replicas
 
 
 def concurrent(config: Config, episodes: int) -> Config:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from msgspec import Struct
+from msgspec.structs import asdict
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -49,23 +50,14 @@ class Projection(Struct, frozen=True):
         return rank * (self.inputs + self.outputs) * self.experts
 
 
-class Layer(Struct, frozen=True):
-    """One of the repeated layers. All widths are numbers a token."""
+class Layer(Cached, frozen=True):
+    """One of the repeated layers: its attention, and all else that it computes with."""
 
     projections: tuple[Projection, ...]
     policy: tuple[Projection, ...]
     """Those the policy's adapter is put on; empty where all weights are trained."""
     critic: tuple[Projection, ...]
     """Those the critic trains, or puts its adapter on."""
-    keys: int
-    """Keys and values it caches of its own: 0 where it reads an earlier layer's, or has none."""
-    window: int | None
-    """Tokens it looks back; None is all of them."""
-    state: int
-    """Bytes that a sequence takes in it however long it is: the state of linear attention."""
-    queries: int
-    """Width of all query heads together."""
-    heads: int
     norms: int
     """Width of what its norms are given, all together."""
     widened: int
@@ -143,7 +135,7 @@ def shape_of(config: Any, lora: LoraConfig | None, critic: CriticConfig | None) 
     decoder: nn.Module = text_of(model)
     paths = {id(module): path for path, module in model.named_modules()}
     layers = tuple(
-        _layer(module, paths[id(module)], cached_by(text, i), names, places, text.hidden_size)
+        _layer(module, paths[id(module)], cached_by(text, i), names, places, text)
         for i, module in enumerate(outermost(decoder))
     )
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -192,35 +184,35 @@ def _matches(path: str, names: list[str]) -> bool:
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
-def _layer(module: nn.Module, path: str, cached: "Cached", names: list[str], places: set[int], hidden: int) -> Layer:
+def _layer(module: nn.Module, path: str, cached: Cached, names: list[str], places: set[int], text: Any) -> Layer:
     found: list[tuple[Projection, bool, bool]] = []
-    used = 0
+    hidden: int = text.hidden_size
     for name, part in module.named_modules():
         here = f"{path}.{name}"
         adapted = _matches(here, names)
-        for projection in _projections(part, here.rpartition(".")[0]):
-            found.append((projection, adapted, id(part) in places))
-            if projection.experts > 1:
-                used = cached.experts_used
+        found += [(p, adapted, id(part) in places) for p in _projections(part, here.rpartition(".")[0])]
     projections = tuple(p for p, _, _ in found)
+    used = _experts_used(text) if any(p.experts > 1 for p in projections) else 0
     mixers = {p.parent for p in projections if _takes_part(p.parent)}
     wide = [p for p in projections if p.parent not in mixers]
     made = sum(p.outputs * (used if p.experts > 1 else 1) for p in wide if p.outputs != hidden)
     taken = sum(p.inputs * (used if p.experts > 1 else 1) for p in wide if p.inputs != hidden)
     return Layer(
+        **asdict(cached),
         projections=projections,
         policy=tuple(p for p, adapted, _ in found if adapted),
         critic=tuple(p for p, _, trained in found if trained),
-        keys=cached.keys,
-        window=cached.window,
-        state=cached.state,
-        queries=cached.queries,
-        heads=cached.heads,
         norms=_norms(module, hidden),
         # Between its projections an MLP keeps what the first gave, and with a gate what came of its activation.
         widened=made + max(0, made - taken),
         experts_used=used,
     )
+
+
+def _experts_used(text: Any) -> int:
+    """Of the experts of a layer, those that a token goes through."""
+    used: int = next((n for name in ("num_experts_per_tok", "top_k_experts") if (n := getattr(text, name, None))), 0)
+    return used
 
 
 def _takes_part(parent: str) -> bool:

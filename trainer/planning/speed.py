@@ -1,5 +1,6 @@
-"""Tokens a second by a roofline: the larger of what must be read by what the card reads, and what must be computed by
-what it computes, at a share of both that real programs reach. Pure. What it cannot know it assumes, in words.
+"""Tokens a second by a roofline: the larger of what must be read by what a card or processor reads, and what must be
+computed by what it computes, at a share of both that real programs reach. Pure. What it cannot know it assumes, and
+says so.
 
 A step of decoding reads all weights a token is multiplied with, of experts those that any of the n episodes goes
 through, and the keys and values of all episodes; it computes 2 operations a weight and token. Training computes, a
@@ -12,7 +13,7 @@ from msgspec import Struct
 from moonmill.config import Config
 from moonmill.trainer.algorithms.combinations import ResolvedAlgorithm
 from moonmill.trainer.planning.engine_memory import episode_bytes
-from moonmill.trainer.planning.gpus import Gpu
+from moonmill.trainer.planning.gpus import Rates
 from moonmill.trainer.planning.parts import BYTES
 from moonmill.trainer.planning.shapes import Shape
 
@@ -27,8 +28,12 @@ SAMPLED = 0.5
 
 
 class Speed(Struct, frozen=True):
-    """What can be expected, each part alone on its card."""
+    """What can be expected, each part alone on its card or processor."""
 
+    decoding: Rates
+    """Of what the engines compute on,"""
+    training: Rates
+    """and of what the learner does."""
     decoded: float
     """Sampled tokens a second, all engines together."""
     trained: float
@@ -43,30 +48,33 @@ class Speed(Struct, frozen=True):
 
 
 def speed_of(
-    config: Config, algorithm: ResolvedAlgorithm, shape: Shape, gpu: Gpu, episodes: int, engines: int
-) -> Speed | None:
-    """What to expect of a card; None where nothing is known of it.
+    config: Config,
+    algorithm: ResolvedAlgorithm,
+    shape: Shape,
+    decoding: Rates,
+    training: Rates,
+    episodes: int,
+    engines: int,
+) -> Speed:
+    """What to expect.
 
     Args:
         config: the run's.
         algorithm: its algorithm.
         shape: the model's.
-        gpu: the card of engine and learner.
-        episodes: in flight on one engine.
+        decoding: of an engine's card or processor.
+        training: of the learner's.
+        episodes: in flight on one engine, at least one.
         engines: how many there are.
     """
-    if gpu.bandwidth is None or gpu.flops is None or episodes < 1:
-        return None
     length = max(1, int(config.model.max_length * LENGTH))
-    decoded = engines * episodes / _decode_seconds(config, shape, gpu, episodes, length)
-    trained = COMPUTES * gpu.flops / _trained_operations(config, algorithm, shape, length)
+    decoded = engines * episodes / _decode_seconds(config, shape, decoding, episodes, length)
+    trained = COMPUTES * training.flops / _trained_operations(config, algorithm, shape, length)
     tokens = config.learner.batch_rollouts * length
-    return Speed(decoded, trained, tokens * SAMPLED / decoded, tokens / trained)
+    return Speed(decoding, training, decoded, trained, tokens * SAMPLED / decoded, tokens / trained)
 
 
-def _decode_seconds(config: Config, shape: Shape, gpu: Gpu, episodes: int, length: int) -> float:
-    assert gpu.bandwidth
-    assert gpu.flops
+def _decode_seconds(config: Config, shape: Shape, rates: Rates, episodes: int, length: int) -> float:
     used = sum(
         p.inputs * p.outputs * layer.experts_used for layer in shape.layers for p in layer.projections if p.experts > 1
     )
@@ -74,7 +82,7 @@ def _decode_seconds(config: Config, shape: Shape, gpu: Gpu, episodes: int, lengt
     reached = shape.expert_weights * (1 - (1 - share) ** episodes)
     read = BYTES[config.model.dtype] * (shape.active - used + shape.head + reached)
     read += episodes * episode_bytes(config, shape, length)
-    return max(read / (READS * gpu.bandwidth), 2 * episodes * (shape.active + shape.head) / (COMPUTES * gpu.flops))
+    return max(read / (READS * rates.bandwidth), 2 * episodes * (shape.active + shape.head) / (COMPUTES * rates.flops))
 
 
 def _trained_operations(config: Config, algorithm: ResolvedAlgorithm, shape: Shape, length: int) -> float:

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from moonmill.cli.app import cli
 from moonmill.errors import ConfigError
 from moonmill.trainer.planning.advice import advice, notes
-from moonmill.trainer.planning.gpus import gpu_named
+from moonmill.trainer.planning.gpus import Rates, gpu_named
 from moonmill.trainer.planning.parts import GIB
 from moonmill.trainer.planning.plan import Planner, budgeted, concurrent, lengthened, planner, search
 from tests.trainer.planning.settings import config_of
@@ -40,9 +40,9 @@ def test_a_9b_needs_more_than_half_of_32_gb(gpu: str):
 def test_where_it_does_not_fit_the_change_that_is_told_fits():
     made = planner(config_of("Qwen/Qwen3-8B", "learner.quantization=4bit"), "rtx5090")
     assert not made.fits(made.config)
-    assert advice(made)
-    assert all(line.startswith("it fits with ") for line in advice(made))
-    keys = [line.removeprefix("it fits with ") for line in advice(made)]
+    assert advice(made, made.plan())
+    assert all(line.startswith("it fits with ") for line in advice(made, made.plan()))
+    keys = [line.removeprefix("it fits with ") for line in advice(made, made.plan())]
     [share] = [key for key in keys if key.startswith("engine.vllm.gpu_memory: ")]
     assert (
         planner(config_of("Qwen/Qwen3-8B", "learner.quantization=4bit", share.replace(": ", "=")), "rtx5090")
@@ -57,7 +57,7 @@ def test_a_30b_of_experts_does_not_fit_on_32_gb_and_why():
     assert not made.fits(made.config)
     assert weights.bytes > 55 * GIB  # 4 bits or not: experts are not quantized
     assert any("bitsandbytes does not quantize" in note for note in notes(made))
-    assert "no change known here makes it fit" in advice(made)[0]
+    assert "no change known here makes it fit" in advice(made, made.plan())[0]
 
 
 def test_a_30b_of_experts_trains_on_two_cards_of_80_gb():
@@ -76,23 +76,55 @@ WHOLE = ("model.lora=null", "algorithm.critic.lora=null")
         ("Qwen/Qwen3-8B", "h200", WHOLE),
         ("meta-llama/Llama-3.1-8B", "rtx5090", ("model.dtype=float32", "learner.quantization=4bit")),
         ("Qwen/Qwen3-8B", "l4", ("learner.quantization=4bit",)),
-        ("Qwen/Qwen3-4B", "rtx4090", WHOLE),
+        ("Qwen/Qwen3-4B", "rtx4090", (*WHOLE, "learner.gradient_checkpointing=false")),
+        ("Qwen/Qwen3-0.6B", "l4", ("engine.type=embedded", "engine.max_batch=512")),
     ],
 )
-def test_whatever_is_advised_fits_when_it_is_done(path: str, gpu: str, overrides: tuple[str, ...]):
-    for line in advice(planner(config_of(path, *overrides), gpu)):
+def test_whatever_is_advised_fits_when_it_is_done_and_not_with_less(path: str, gpu: str, overrides: tuple[str, ...]):
+    for line in advised(path, gpu, *overrides):
         changes = line.removeprefix("it fits with ").replace(
             "a second card (learner.device: cuda:1)", "learner.device: cuda:1"
         )
         assert changes != line
         done = [change.replace(": ", "=", 1) for change in changes.split(" and ")]
         assert planner(config_of(path, *overrides, *done), gpu).plan().fits, line
+        for change in done:
+            fewer = [other for other in done if other is not change]
+            assert not planner(config_of(path, *overrides, *fewer), gpu).plan().fits, (line, change)
+        for key in ("gradient_checkpointing: false", "engine.vllm.gpu_memory"):
+            assert not any(key in further for further in advised(path, gpu, *overrides, *done)), (line, key)
+
+
+def test_the_largest_batch_and_context_that_do_are_advised():
+    embedded = ("engine.type=embedded", "engine.max_batch=512", "sampling.max_tokens=64")
+    found = advised("Qwen/Qwen3-0.6B", "l4", *embedded)
+    figures = dict(line.removeprefix("it fits with ").split(": ") for line in found)
+    for key in ("engine.max_batch", "model.max_length"):
+        value = int(figures[key])
+        for n in (value, value + 1):
+            made = planner(config_of("Qwen/Qwen3-0.6B", *embedded, f"{key}={n}"), "l4").plan()
+            assert made.fits == (n == value)
+
+
+def test_options_of_vllm_that_a_plan_reads_have_to_make_sense():
+    for args, said in (
+        ("{max_num_batched_tokens: -5}", r"max_num_batched_tokens: -5: expected a whole number of at least 1"),
+        ("{max-num-batched-tokens: many}", r"max-num-batched-tokens: many: expected a whole number"),
+        ("{max_model_len: abc}", r"max_model_len cannot be set here: set model\.max_length"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^engine\.vllm\.args: {said}"):
+            planner(config_of(E2B, f"engine.vllm.args={args}"), "rtx5090")
+
+
+def advised(path: str, gpu: str, *overrides: str) -> list[str]:
+    made = planner(config_of(path, *overrides), gpu)
+    return advice(made, made.plan())
 
 
 def test_experts_that_cannot_have_adapters_are_planned_with_all_weights_trained():
     made = planner(config_of(MOE, *WHOLE), "b200")
     assert not made.plan().fits
-    assert not any("model.lora" in line for line in advice(made))
+    assert not any("model.lora" in line for line in advice(made, made.plan()))
 
 
 def test_a_learner_on_the_cpu_is_not_on_the_card():
@@ -127,12 +159,27 @@ def test_engines_take_the_devices_in_turn():
     ]
 
 
-def test_a_config_for_the_cpu_is_planned_for_this_machines_memory():
-    config = config_of("Qwen/Qwen3-0.6B", "model.device=cpu", "engine.type=embedded")
-    made = planner(config, None).plan()
+def test_a_config_for_the_cpu_is_planned_for_this_machines_memory_and_by_its_measured_speed():
+    policy = str(Path(__file__).parents[3] / "examples" / "calculator" / "policy")
+    small = ("model.device=cpu", "model.dtype=float32", "engine.type=embedded", "model.max_length=256")
+    of = planner(config_of(policy, *small), None)
+    made = of.plan()
     assert made.gpu == "this machine's memory"
-    assert made.speed is None
     assert "CUDA context" not in [part.name for part in made.learner]
+    assert made.speed
+    assert made.speed.decoding.source == "this processor, measured here: 1 thread, float32"
+    assert made.speed == of.plan().speed
+    [knob] = advice(of, made)
+    assert knob.startswith(f"{made.speed.bottleneck} takes longer than ")
+    assert Planner(of.config, None).plan().speed is None
+
+
+def test_each_part_goes_by_the_speed_of_where_it_computes():
+    config = config_of("Qwen/Qwen3-0.6B", "learner.device=cpu", "engine.devices=[cuda:0]")
+    slow = Rates(1e10, 1e11, "a processor")
+    speed = Planner(config, gpu_named("rtx5090"), lambda threads, dtype: slow).plan().speed
+    assert speed
+    assert (speed.decoding.bandwidth, speed.training) == (1792e9, slow)
 
 
 def test_without_a_gpu_one_has_to_be_named():
