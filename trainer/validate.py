@@ -30,6 +30,7 @@ from moonmill.trainer.devices import describe_devices
 from moonmill.trainer.engine_commands import describe_engine, describe_versions
 from moonmill.trainer.filters import check_filters
 from moonmill.trainer.learner_check import describe_learner
+from moonmill.trainer.planning.room import describe_memory
 from moonmill.trainer.prompts_check import describe_prompts, describe_renderer
 from moonmill.trainer.recurring import describe_recurrence
 from moonmill.trainer.warm_up import check_warm_up
@@ -230,6 +231,7 @@ _CHECKS: dict[str, tuple[Callable[[Config], str | Warned], tuple[str, ...]]] = {
     "adapter": (_adapter, ("model",)),
     "engine": (describe_engine, ("device",)),
     "versions": (describe_versions, ()),
+    "memory": (describe_memory, ("algorithm", "device", "model")),
     "renderer": (describe_renderer, ("model",)),
     "tasks": (describe_recurrence, ("environment", "algorithm")),
     "prompts": (describe_prompts, ("environment", "renderer")),
