@@ -154,9 +154,10 @@ def _advice(a: Alike, *, critic: bool) -> str:
             learned = "they teach the critic, and the policy only where the critic was wrong"
         rest = "async.filters.success_rate, which passes over tasks that always or never succeed"
     wanted = (
-        "tasks that are solved now and then (easier ones, where none is), another model, a reward with steps between"
+        "tasks that are solved now and then (easier ones, where none is), another model, or a reward with steps between"
     )
-    return f"{learned}: take {wanted}, or {rest}"
+    filtered = f", or {rest}" * (a.rollouts < 1)  # Of rollouts that are all alike a filter leaves none.
+    return f"{learned}: take {wanted}{filtered}"
 
 
 def _critic(health: Mapping[str, float]) -> str:
