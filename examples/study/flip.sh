@@ -1,8 +1,7 @@
 #!/bin/sh
-# What is wanted changes in the middle of training. OUT and SEEDS may be given; `recovery.py OUT/compare.json` tells how many
-# steps each way takes to recover.
+# What is wanted changes in the middle of training: `python examples/study/recovery.py runs/flip/compare.json` tells how
+# many steps each way takes to recover. OUT, SEEDS and more of compare's options may be given.
 set -e
-cd "$(dirname "$0")"
-exec moonmill compare taste.yaml --out "${OUT:-runs/flip}" --seeds "${SEEDS:-5}" \
+exec moonmill compare "$(dirname "$0")/taste.yaml" --out "${OUT:-runs/flip}" --seeds "${SEEDS:-5}" \
     --vary 'sao:algorithm.preset=sao' \
-    --vary 'running-mean:algorithm={preset: sao, advantage: {type: running_mean}}'
+    --vary 'running-mean:algorithm={preset: sao, advantage: {type: running_mean}}' "$@"

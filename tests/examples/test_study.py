@@ -1,18 +1,21 @@
 """The trail of pages: its tasks, its expert, the starter policy, and the comparisons of the study."""
 
+import os
 import runpy
-import shlex
+import subprocess
 import sys
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from moonmill.agents.rendering import load_renderer
 from moonmill.config_io import load_config
 from moonmill.envs import Taskset
 from moonmill.registry import make
+from moonmill.trainer.compared import Comparison, Curve, RunFigures
 from moonmill.trainer.comparing import arms_of, plan
 from moonmill.trainer.validate import AT_ONCE, require_valid
 from moonmill.types import Task
@@ -104,17 +107,58 @@ def test_recovery_by_hand() -> None:
     # Nine tenths of 0.5 are reached by the stretch of ten steps that has nine of the new ones, 24 after the change.
     assert recovery(falls, 20) == (0.5, 0.0, 24)
     assert recovery(falls[:40], 20) == (0.5, 0.0, None)
-    assert recovery([0.5] * 40, 20) == (0.5, 0.5, 10)
+    assert recovery([0.5] * 40, 20) == (0.5, 0.5, 0)
+    # What is high at first, and falls later, has not recovered before it fell.
+    assert recovery([0.5] * 30 + falls[20:], 20)[2] == 34
+
+
+def test_a_run_that_recovery_cannot_tell_of_is_named_and_the_others_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    falls = (0.5,) * 20 + (0.0,) * 15 + (0.5,) * 15
+
+    def run(arm: str, seed: int, reward: tuple[float, ...], status: str = "finished") -> RunFigures:
+        along = tuple(float(step) for step in range(1, len(reward) + 1))
+        return RunFigures(arm, seed, f"{arm}-{seed}", status, curve=Curve(along, along, along, reward))
+
+    lost = [run("a", 2, falls[:25], "failed"), RunFigures("b", 1, "b-1", "missing")]
+    runs = (run("a", 1, falls), *lost, run("b", 2, falls), run("c", 1, falls, "failed"))
+    path = tmp_path / "compare.json"
+    path.write_bytes(msgspec.json.encode(Comparison(50, (), runs)))
+    main = runpy.run_path(str(EXAMPLE / "recovery.py"))["main"]
+    main(path, 20)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in printed if line.endswith(" 24")] == [
+        [arm, seed, "0.500", "0.000", "24"] for arm, seed in (("a", "1"), ("b", "2"))
+    ]
+    assert "failed: 20 steps before the change and 5 after it are too few" in printed[2]
+    assert "missing: 0 steps" in printed[3]
+    assert printed[5].endswith("24  failed")
+    assert printed[6:] == [
+        "a: 1 of 2 runs were finished and recovered",
+        "b: 1 of 2 runs were finished and recovered",
+        "c: 0 of 1 runs were finished and recovered",
+    ]
+    main(path, 45)
+    assert "45 steps before the change and 5 after it are too few" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("script", ["study.sh", "flip.sh"])
-def test_the_arms_of_the_comparisons_make_configs(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (EXAMPLE / script).read_text()
-    words = shlex.split(text[text.index("moonmill compare") :].replace("\\\n", " "))
-    overrides = [value for option, value in pairwise(words) if option == "--set"]
-    arms = arms_of(None, [value for option, value in pairwise(words) if option == "--vary"])
-    jobs = plan(lambda own: load_config(EXAMPLE / words[2], (*overrides, *own)), arms, 1, Path("runs"))
+def test_the_arms_of_the_comparisons_make_configs(script: str, tmp_path: Path) -> None:
+    stand_in = tmp_path / "bin" / "moonmill"
+    stand_in.parent.mkdir()
+    stand_in.write_text("#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done\n")
+    stand_in.chmod(0o755)
+    env = os.environ | {"PATH": f"{stand_in.parent}:{os.environ['PATH']}", "OUT": "out"}
+    argv = ["sh", str(EXAMPLE / script), "--set", "train.checkpoint_every=50"]
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30, check=True)
+    words = done.stdout.split("\0")
+    assert words[0] == "compare"
+    options = [*pairwise(words)]
+    assert ("--out", "out") in options
+    assert ("--set", "train.checkpoint_every=50") in options
+    arms = arms_of(None, [value for option, value in options if option == "--vary"])
+    jobs = plan(lambda own: load_config(Path(words[1]), own), arms, 1, Path("runs"))
     assert len(jobs) == len(arms) >= 2
-    monkeypatch.chdir(EXAMPLE)
     for job in jobs:
         require_valid(job.config, AT_ONCE)
