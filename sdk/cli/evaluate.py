@@ -94,14 +94,8 @@ def evaluate(
     from moonmill.trainer.validate import FOR_OTHERS, FOR_PLAYING, require_valid
 
     if player is not None:
-        given: dict[str, object] = {
-            "--model": model,
-            "--api": api,
-            "--api-key-env": api_key_env,
-            "--prices": prices,
-            "--temperature": temperatures or None,
-        }
-        if useless := [name for name, value in given.items() if value is not None]:
+        given = {"--model": model, "--api": api, "--api-key-env": api_key_env, "--prices": prices}
+        if useless := [name for name, value in {**given, "--temperature": temperatures}.items() if value]:
             raise ConfigError(f"--agent: a script plays, which has no use for {', '.join(useless)}: leave that out")
         temperatures = (0.0,)  # it has none
     if api is not None and model is None:
