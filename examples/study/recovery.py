@@ -1,9 +1,9 @@
 """How soon training recovers from a change of what is wanted: python recovery.py COMPARE_JSON [ROLLOUTS]
 
-COMPARE_JSON is what `moonmill compare` leaves behind, ROLLOUTS how many were trained on before the change (1,920). After
-the change a run falls below 90% of the mean reward of the twenty steps before it, and has recovered at the first stretch
-of ten steps whose mean is that high again. Means over the seeds are told with 95% intervals (Student's t), and so is the
-difference of each way to the first, seed by seed, where all runs of a way were finished and recovered.
+COMPARE_JSON is what `moonmill compare` leaves behind, ROLLOUTS how many were trained on before the change (1,920).
+After the change a run falls below 90% of the mean reward of the twenty steps before it, and has recovered at the first
+stretch of ten steps whose mean is that high again. Means over the seeds are told with 95% intervals (Student's t), and
+so is the difference of each way to the first, seed by seed, where all runs of a way were finished and recovered.
 """
 
 import sys

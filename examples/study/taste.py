@@ -24,8 +24,8 @@ class Taste(calculator.Calculator):
     Args:
         pool: there are so many tasks, again and again.
         second: the reward of a right answer that is not as it is wanted.
-        flip_at: from this task on `=230` is wanted instead of `230`, in both splits: an evaluation of fewer tasks is all
-            of the first taste. None for never, 0 for always.
+        flip_at: from this task on `=230` is wanted instead of `230`, in both splits: an evaluation of fewer tasks is
+            all of the first taste. None for never, 0 for always.
     """
 
     def __init__(self, pool: int = 512, second: float = 0.5, flip_at: int | None = None) -> None:
