@@ -1,5 +1,6 @@
 """`moonmill doctor`: what works on this machine, and how to mend the rest."""
 
+import shutil
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -10,6 +11,9 @@ from moonmill.cli.options import json_option
 from moonmill.cli.results import Command
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from moonmill.trainer.doctor.verdicts import Report
 
 _STYLES = {"ok": "", "warning": "yellow", "missing": "red"}
@@ -39,15 +43,27 @@ def doctor(as_json: bool) -> None:
 
 
 def _print(found: "Report") -> None:
-    from moonmill.cli.output import console, table
+    from moonmill.cli.output import console
 
     out = console()
-    grid = table(out, "", "", "found", "what to do")
+    out.width = min(out.width, shutil.get_terminal_size().columns)  # sentences are read, also in a file
+    grid = _table(out, "", "", "found, and what to do")
     for line in found.lines:
-        grid.add_row(line.status, line.name, line.found, line.todo, style=_STYLES[line.status])
+        told = f"{line.found}\n→ {line.todo}" if line.todo else line.found
+        grid.add_row(line.status, line.name, told, style=_STYLES[line.status])
     out.print(grid)
     out.print()
-    grid = table(out, "what will work", "", "what is in its way")
+    grid = _table(out, "what will work", "", "what is in its way")
     for verdict in found.verdicts:
         grid.add_row(verdict.what, "yes" if verdict.works else "no", verdict.why)
     out.print(grid)
+
+
+def _table(out: "Console", *columns: str) -> "Table":
+    """One of which the last column alone is wrapped."""
+    from moonmill.cli.output import table
+
+    grid = table(out, *columns)
+    for column in grid.columns[:-1]:
+        column.no_wrap = True
+    return grid

@@ -27,6 +27,14 @@ def test_it_says_what_was_found_what_to_do_and_what_will_work(monkeypatch: pytes
     assert ["training,", "with", "the", "embedded", "engine,", "on", "the", "CPU", "yes"] in lines
 
 
+def test_the_table_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = doctor(CPU, monkeypatch).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    at = lines.index(next(line for line in lines if "sandboxes: docker" in line))
+    assert "→ Start it: sudo systemctl start docker" in "".join(lines[at : at + 4])
+
+
 def test_where_nothing_can_be_trained_it_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     result = doctor(replace(CPU, torch=None), monkeypatch, "--json")
     assert result.exit_code == 1

@@ -33,7 +33,8 @@ def ask_at_once(questions: Mapping[str, Callable[[], Any]], seconds: float) -> d
         try:
             answers[name] = question()
         except BaseException as e:  # whatever a driver, a daemon or a broken package raises
-            answers[name] = Unknown(f"{type(e).__name__}: {text_of(e)}".removesuffix(": "))
+            reason = f"{type(e).__name__}: {text_of(e)}".removesuffix(": ")
+            answers[name] = Unknown(reason, late=isinstance(e, TimeoutError))
 
     threads = [threading.Thread(target=ask, args=item, daemon=True, name=item[0]) for item in questions.items()]
     for thread in threads:
@@ -51,13 +52,15 @@ def said_by(argv: Sequence[str], seconds: float, environ: Mapping[str, str] | No
         told = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=seconds, env=environ, check=False
         )
-    except subprocess.TimeoutExpired:
-        return Unknown(f"no answer in {seconds:g} s", late=True)
+    except subprocess.TimeoutExpired as e:
+        before = e.stdout.decode(errors="replace") if isinstance(e.stdout, bytes) else ""  # bytes, even of text
+        return Unknown(f"no answer in {seconds:.2g} s", late=True, said=before)
     except OSError as e:
         return Unknown(f"{argv[0]} cannot be run: {e.strerror or e}")
     if told.returncode:
         last = (f"{told.stdout}\n{told.stderr}".strip().splitlines() or ["it said nothing"])[-1]
-        return Unknown(last if told.returncode > 0 else f"it was ended by signal {-told.returncode}: {last}")
+        reason = last if told.returncode > 0 else f"it was ended by signal {-told.returncode}: {last}"
+        return Unknown(reason, said=told.stdout)
     return told.stdout
 
 

@@ -4,6 +4,8 @@ import re
 
 from msgspec import Struct
 
+HUB = "https://huggingface.co"
+
 
 class Unknown(Struct, frozen=True):
     """In the place of a fact that could not be found out."""
@@ -11,6 +13,8 @@ class Unknown(Struct, frozen=True):
     reason: str
     late: bool = False
     """It took too long, which a busy machine or a slow disk can be the cause of."""
+    said: str = ""
+    """What was said before."""
 
 
 class Package(Struct, frozen=True):
@@ -21,6 +25,8 @@ class Package(Struct, frozen=True):
     """Empty where it is not installed."""
     problem: str = ""
     """Why it cannot be imported."""
+    tried: bool = True
+    """Whether there was time to import it."""
 
 
 class Extra(Struct, frozen=True):

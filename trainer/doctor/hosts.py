@@ -1,11 +1,19 @@
 """Judgments about the machine and the software on it, but for what has to do with GPUs. Pure."""
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
-from moonmill.trainer.doctor.facts import Disk, Extra, Facts, Hub, Machine, Trial, Unknown
-from moonmill.trainer.doctor.lines import Line, not_seen
+from moonmill.trainer.doctor.facts import HUB, Disk, Extra, Facts, Hub, Machine, Trial, Unknown
+from moonmill.trainer.doctor.lines import AGAIN, Line, not_seen
 
 _OPTIONAL = "pip install 'moonmill[{}]'"
+_ALONE = {
+    "unsloth": (
+        "it wants an environment of its own, with Moonmill in it and without constraints.txt; in the clone: "
+        "python -m venv .venv-unsloth && .venv-unsloth/bin/pip install -e '.[train,unsloth]'"
+    )
+}
+"""How extras are had that cannot be in one environment with the others."""
 _FEW_FILES = 4096
 """64 episodes with sandboxes take some ten each, and engine and logs theirs."""
 _LITTLE_MEMORY = 8.0
@@ -18,6 +26,7 @@ _SPACE_ADVICE = {
     "shared memory": "in a container: start it with --shm-size=2g, or --ipc=host",
 }
 _NAMES_SHOWN = 4
+_NONE_FETCHED = "no model fetched yet; the starter policy is in the clone: model.path: examples/calculator/policy"
 
 
 def judge_software(facts: Facts) -> Iterator[Line]:
@@ -53,7 +62,9 @@ def _extra(extra: Extra) -> Line:
     there = ", ".join(f"{p.name} {p.version}" for p in extra.packages if p.version)
     if absent := [p.name for p in extra.packages if not p.version]:
         found = f"without {', '.join(absent)}" + f"; there: {there}" * bool(there)
-        return Line(name, "missing", found, _OPTIONAL.format(extra.name))
+        return Line(name, "missing", found, _ALONE.get(extra.name, _OPTIONAL.format(extra.name)))
+    if slow := [p.name for p in extra.packages if not p.tried]:
+        return Line(name, "warning", f"{there}; there was no time to import {', '.join(slow)}", AGAIN)
     return Line(name, "ok", there)
 
 
@@ -109,10 +120,21 @@ def _hub(hub: Hub | Unknown) -> Line:
     if isinstance(hub, Unknown):
         return not_seen("model hub", hub)
     more = f" and {len(hub.cached) - _NAMES_SHOWN} more" * (len(hub.cached) > _NAMES_SHOWN)
-    cached = f"fetched before: {', '.join(hub.cached[:_NAMES_SHOWN])}{more}" if hub.cached else "no model fetched yet"
+    cached = f"fetched before: {', '.join(hub.cached[:_NAMES_SHOWN])}{more}" if hub.cached else _NONE_FETCHED
     if hub.offline:
         return Line("model hub", "warning", f"HF_HUB_OFFLINE is set; {cached}", "unset HF_HUB_OFFLINE to fetch others")
+    if hub.problem and not _is_url(hub.endpoint):
+        todo = f"set it to the address of a hub, like {HUB}, or unset it"
+        return Line("model hub", "missing", f"HF_ENDPOINT is no URL: {hub.endpoint!r:.60}; {cached}", todo)
     if hub.problem:
         todo = "set HTTPS_PROXY or HF_ENDPOINT (a mirror), or give model.path a folder that you copied here"
         return Line("model hub", "missing", f"{hub.endpoint} cannot be reached: {hub.problem}; {cached}", todo)
     return Line("model hub", "ok", f"{hub.endpoint} answers; {cached}")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return False

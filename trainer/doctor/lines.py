@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from moonmill.trainer.doctor.facts import Unknown
 
-_AGAIN = "try again when less else runs here"
+AGAIN = "try again when less else runs here"
 Status = Literal["ok", "warning", "missing"]
 
 
@@ -23,4 +23,4 @@ class Line(Struct, frozen=True):
 
 def not_seen(name: str, fact: Unknown) -> Line:
     """What stands for a fact that could not be found out."""
-    return Line(name, "warning", f"could not be looked at: {fact.reason}", _AGAIN * fact.late)
+    return Line(name, "warning", f"could not be looked at: {fact.reason}", AGAIN * fact.late)

@@ -8,8 +8,8 @@ from moonmill.trainer.doctor import software, surroundings
 from moonmill.trainer.doctor.asking import ask_at_once
 from moonmill.trainer.doctor.facts import Facts, Interpreter, Unknown
 
-_SECONDS = 400.0
-"""A bound for what has bounds of its own, which are reached one after another at worst."""
+_SECONDS = 20.0
+"""For all of it: a little more than the longest bound that a probe has of its own."""
 
 
 def probe() -> Facts:

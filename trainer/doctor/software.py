@@ -6,18 +6,20 @@ What is imported is imported in processes of its own: a package that hangs or cr
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 
 from moonmill.agents.engine import vllm_environment
-from moonmill.trainer.doctor.asking import python_said, said_by
+from moonmill.trainer.doctor.asking import ask_at_once, python_said, said_by
 from moonmill.trainer.doctor.facts import Driver, Engine, Extra, Gpu, Package, Torch, Unknown
 
-IMPORT_SECONDS = 180.0
-"""PyTorch, transformers and all the others, on a slow disk."""
-_DRIVER_SECONDS = 15.0
+IMPORT_SECONDS = 15.0
+"""For PyTorch, transformers and all the others: what is not imported by then is taken for what its metadata say."""
+_DRIVER_SECONDS = 10.0
 _NOT_OURS = frozenset({"dev"})
 _REQUIREMENT = re.compile(r"^([\w.-]+)")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
@@ -50,15 +52,13 @@ print(json.dumps(dict(
 """
 
 
-def extras() -> tuple[Extra, ...] | Unknown:
+def extras() -> tuple[Extra, ...]:
     """Our extras, with what is installed of each and whether it can be imported."""
-    names = _extras()
+    names, end = _extras(), monotonic() + IMPORT_SECONDS
     there = {package: _version(package) for packages in names.values() for package in packages}
-    problems = _import_problems({package: _module(package) for package, version in there.items() if version})
-    if isinstance(problems, Unknown):
-        return problems
+    tried = _imported({package: _module(package) for package, version in there.items() if version}, end)
     return tuple(
-        Extra(name, tuple(Package(p, there[p], problems.get(p, "")) for p in packages))
+        Extra(name, tuple(Package(p, there[p], tried.get(p, ""), p in tried or not there[p]) for p in packages))
         for name, packages in names.items()
     )
 
@@ -99,17 +99,20 @@ def cards(devices: Path = _PCI) -> int:
 
 def engines() -> tuple[Engine, ...]:
     """vLLM's environments, as `moonmill engine install` makes them, each with its PyTorch."""
-    return tuple(_engine(name) for name in vllm_environment.PACKAGES)
+    folders = {name: vllm_environment.folder_of(name) for name in vllm_environment.PACKAGES}
+    found = {name: vllm_environment.installed_in(folder) for name, folder in folders.items()}
+    torches = ask_at_once({n: partial(_torch_in, one.python) for n, one in found.items() if one}, IMPORT_SECONDS)
+    return tuple(
+        Engine(name, one.version, torch=torches[name]) if one else Engine(name, half=folders[name].exists())
+        for name, one in found.items()
+    )
 
 
-def _engine(name: str) -> Engine:
-    folder = vllm_environment.folder_of(name)
-    found = vllm_environment.installed_in(folder)
-    if found is None:
-        return Engine(name, half=folder.exists())
-    if problem := vllm_environment.interpreter_problem(found.python):
-        return Engine(name, found.version, torch=Unknown(problem))
-    return Engine(name, found.version, torch=torch_of(found.python))
+def _torch_in(python: str) -> Torch | Unknown | None:
+    """The PyTorch of an environment of vLLM."""
+    if problem := vllm_environment.interpreter_problem(python):
+        return Unknown(problem)
+    return torch_of(python)
 
 
 def _extras() -> dict[str, list[str]]:
@@ -129,19 +132,22 @@ def _version(package: str) -> str:
         return ""
 
 
-def _import_problems(modules: Mapping[str, str]) -> dict[str, str] | Unknown:
-    """Why packages cannot be imported, by name; those that can are left out."""
-    said = python_said(sys.executable, _IMPORT, IMPORT_SECONDS, *modules.values())
-    if isinstance(said, Unknown):
-        if said.late:
-            return said
-        # One has ended the process: which, they tell one by one.
-        alone = {p: python_said(sys.executable, _IMPORT, IMPORT_SECONDS, m) for p, m in modules.items()}
-    else:
-        lines = dict(line.partition("\t")[::2] for line in said.splitlines())
-        alone = {p: f"{m}\t{lines.get(m, '')}" for p, m in modules.items()}
-    problems = {p: a.reason if isinstance(a, Unknown) else a.partition("\t")[2].strip() for p, a in alone.items()}
-    return {package: problem for package, problem in problems.items() if problem}
+def _imported(modules: Mapping[str, str], end: float) -> dict[str, str]:
+    """Why packages cannot be imported, by name, empty where they can; those there was no time for are left out."""
+    left, told = dict(modules), dict[str, str]()
+    while left:
+        said = python_said(sys.executable, _IMPORT, max(0.0, end - monotonic()), *left.values())
+        text = said.said if isinstance(said, Unknown) else said
+        lines = dict(line.partition("\t")[::2] for line in text.splitlines())
+        told |= {package: lines[module].strip() for package, module in left.items() if module in lines}
+        left = {package: module for package, module in left.items() if package not in told}
+        if not isinstance(said, Unknown) or said.late:
+            break
+        if left:  # the first of them has ended the process
+            package = next(iter(left))
+            told[package] = said.reason
+            del left[package]
+    return told
 
 
 def _module(package: str) -> str:

@@ -15,14 +15,13 @@ import httpx
 
 from moonmill.installing import cache_folder
 from moonmill.sandboxes.errors import SandboxUnavailableError
-from moonmill.trainer.doctor.facts import Disk, Hub, Machine, Trial
+from moonmill.trainer.doctor.facts import HUB, Disk, Hub, Machine, Trial
 
 T = TypeVar("T")
 _GIB = 1 << 30
-_SANDBOX_SECONDS = 30.0
-_DAEMON_SECONDS = 10.0
+_SANDBOX_SECONDS = 10.0
+_DAEMON_SECONDS = 5.0
 _HUB_SECONDS = 5.0
-_HUB = "https://huggingface.co"
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """What a container may take, of control groups of either version."""
 
@@ -87,7 +86,7 @@ def machine() -> Machine:
 
 def hub() -> Hub:
     """Reach the hub that `HF_ENDPOINT` names, unless `HF_HUB_OFFLINE` is set, and see what was fetched before."""
-    endpoint = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
+    endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     problem = ""
     if not offline:

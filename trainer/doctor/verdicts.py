@@ -62,12 +62,23 @@ def _core(facts: Facts) -> str:
         return f"the extra train could not be looked at: {facts.extras.reason}"
     if why := _extra(facts, "train"):
         return why
-    if not isinstance(facts.torch, Torch):
-        return "PyTorch cannot be imported"
+    if (why := _torch(facts)) and not _is_late(facts.torch):
+        return why  # what was too slow to be looked at is installed, for the extra is whole
     if why := _provider(facts.port):
         return f"127.0.0.1: {why}"
     places: tuple[Disk, ...] = () if isinstance(facts.disks, Unknown) else facts.disks
     return next((f"{disk.path} cannot be written to" for disk in places if _needed(disk) and not disk.writable), "")
+
+
+def _torch(facts: Facts) -> str:
+    """What is wrong with our own PyTorch; empty: nothing."""
+    if isinstance(facts.torch, Torch):
+        return ""
+    return "PyTorch could not be looked at" if _is_late(facts.torch) else "PyTorch cannot be imported"
+
+
+def _is_late(torch: Torch | Unknown | None) -> bool:
+    return isinstance(torch, Unknown) and torch.late
 
 
 def _extra(facts: Facts, name: str) -> str:
@@ -85,7 +96,7 @@ def _card(facts: Facts) -> str:
     if not gpus_of(facts.driver):
         return "there is no GPU that the driver sees"
     if not isinstance(facts.torch, Torch):
-        return "PyTorch cannot be imported"
+        return _torch(facts)
     wrong = problem_of(facts.torch, facts.driver)
     return f"PyTorch: {wrong[0]}" if wrong else ""
 
@@ -99,7 +110,7 @@ def _engine(facts: Facts, name: str) -> str:
     if not engine.version or engine.half:
         return f"{name} is not installed"
     if not isinstance(engine.torch, Torch):
-        return "its environment does not start"
+        return "it could not be looked at" if _is_late(engine.torch) else "its environment does not start"
     wrong = problem_of(engine.torch, facts.driver) if name == "vllm" else None
     return f"its PyTorch: {wrong[0]}" if wrong else ""
 

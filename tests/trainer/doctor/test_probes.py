@@ -50,6 +50,7 @@ def test_a_program_that_fails_dies_or_hangs_says_so(code: str, said: str) -> Non
     assert isinstance(found, Unknown)
     assert said in found.reason
     assert found.late is late
+    assert found.said == ("" if "exit" in code else "begun\n")
 
 
 def test_a_program_that_is_not_there() -> None:
@@ -66,7 +67,9 @@ def test_the_driver_tells_of_its_cards(nvidia_smi: Path) -> None:
 
 def test_a_driver_that_is_out_of_order_is_told(nvidia_smi: Path) -> None:
     nvidia_smi.write_text("#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n")
-    assert software.driver() == Unknown("Failed to initialize NVML: Driver/library version mismatch")
+    found = software.driver()
+    assert isinstance(found, Unknown)
+    assert found.reason == "Failed to initialize NVML: Driver/library version mismatch"
     nvidia_smi.write_text("#!/bin/sh\necho 'No devices were found'\n")
     assert software.driver() == Unknown("it says 'No devices were found'")
     nvidia_smi.unlink()
@@ -82,9 +85,10 @@ def test_cards_are_seen_on_the_bus(tmp_path: Path) -> None:
     assert software.cards(tmp_path / "nowhere") == 0
 
 
-def test_pytorch_is_asked_by_its_own_interpreter() -> None:
+def test_pytorch_is_asked_by_its_own_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
+    monkeypatch.setattr(software, "IMPORT_SECONDS", 120.0)
     found = software.torch_of()
     assert isinstance(found, Torch)
     assert (found.version, found.cuda) == (torch.__version__, torch.version.cuda or "")
@@ -92,6 +96,7 @@ def test_pytorch_is_asked_by_its_own_interpreter() -> None:
 
 def test_an_engine_is_absent_half_installed_or_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(software, "IMPORT_SECONDS", 120.0)
     assert software.engines() == (Engine("vllm"), Engine("vllm-cpu"))
     folder = tmp_path / "moonmill" / "engines" / "vllm"
     folder.mkdir(parents=True)
@@ -109,19 +114,22 @@ def test_an_engine_is_absent_half_installed_or_does_not_start(tmp_path: Path, mo
 def test_a_package_that_cannot_be_imported_is_told_and_the_others_are_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codes = {"fine": "", "broken": "raise OSError('libfoo.so is gone')", "crash": "import os; os.abort()"}
+    codes = {"fine": "", "broken": "raise OSError('libfoo.so is gone')", "crash": "import os; os.abort()", "last": ""}
     for name, code in codes.items():
         (tmp_path / f"{name}_of_test.py").write_text(code)
     monkeypatch.setattr("moonmill.trainer.doctor.asking.without_ours", lambda environ: dict(os.environ))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     modules = {name: f"{name}_of_test" for name in codes}
-    found = software._import_problems(modules)
-    assert isinstance(found, dict)
-    assert found.keys() == {"broken", "crash"}
-    assert found["broken"] == "OSError: libfoo.so is gone"
+    found = software._imported(modules, time.monotonic() + 120)
+    assert (found["fine"], found["broken"]) == ("", "OSError: libfoo.so is gone")
     assert "signal 6" in found["crash"]
-    del modules["crash"]
-    assert software._import_problems(modules) == {"broken": "OSError: libfoo.so is gone"}
+    assert found["last"] == ""
+
+
+def test_what_there_is_no_time_to_import_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Unknown("no answer in 1 s", late=True, said="fine_of_test\t\n")
+    monkeypatch.setattr(software, "python_said", lambda *asked: late)
+    assert software._imported({"fine": "fine_of_test", "slow": "slow_of_test"}, 0.0) == {"fine": ""}
 
 
 def test_the_extras_are_those_of_the_package() -> None:
