@@ -76,6 +76,8 @@ class InferenceClient:
         self._max_attempts = max_attempts
         self._running: set[Run] = set()
         self._moved = anyio.Event()
+        self._resumed = anyio.Event()
+        self._resumed.set()
         self._lanes = Lanes(request_timeout)
 
     async def __aenter__(self) -> "InferenceClient":
@@ -94,6 +96,16 @@ class InferenceClient:
         """An engine is out of use until it gets a base URL; its completions go on elsewhere, or wait."""
         for run in self._router.close(engine):
             run.interrupt()
+
+    def pause(self) -> None:
+        """Send nothing until `resume`, which has to come; completions under way go on then."""
+        self._resumed = anyio.Event()
+        for run in self._running:
+            run.interrupt()
+
+    def resume(self) -> None:
+        """Send again."""
+        self._resumed.set()
 
     def in_flight(self) -> tuple[int, ...]:
         """How many requests each engine has now."""
@@ -142,6 +154,7 @@ class InferenceClient:
         """Send a run as often as it takes to finish it."""
         trouble = _Trouble()
         while not run.is_over():
+            await self._resumed.wait()
             moved, before, run.switched = self._moved, len(run.tokens), False
             route = self._router.choose(run.session, trouble.tried, time.monotonic())
             error = await self._attempt(run, route) if route else RefusalError(503, "no engine is up")

@@ -16,6 +16,8 @@ from moonmill.errors import EngineError
 from moonmill.types import Sampling
 
 _ALREADY_LOADED = "already been loaded"
+_SLEEP = "/sleep?level=1"
+"""Weights go to the CPU's memory, and the cache is dropped."""
 
 
 class ModelCard(Struct):
@@ -101,6 +103,28 @@ class EngineControl:
         if not run.logprobs:
             raise EngineError(f"{self.base_url} answered for version {version} without a single token")
         return run.logprobs[0]
+
+    async def sleep(self) -> None:
+        """Have it give its memory free, with what is cached; requests under way end unfinished.
+
+        Raises:
+            EngineError: it would not, or cannot be reached.
+        """
+        try:
+            await self._ask("POST", _SLEEP)
+        except RefusalError as e:
+            raise EngineError(f"{self.base_url} did not go to sleep: {e.message}") from e
+
+    async def wake_up(self) -> None:
+        """Have it serve again after `sleep`.
+
+        Raises:
+            EngineError: it would not, or cannot be reached.
+        """
+        try:
+            await self._ask("POST", "/wake_up")
+        except RefusalError as e:
+            raise EngineError(f"{self.base_url} did not wake up: {e.message}") from e
 
     async def models(self) -> list[ModelCard]:
         """What the engine serves.

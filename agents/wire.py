@@ -10,6 +10,8 @@ from moonmill.agents.pending import Run
 from moonmill.agents.streams import EventReader, RefusalError, error_of
 
 _JSON = {"Content-Type": "application/json"}
+_ASLEEP = "the engine is asleep"
+"""What the embedded engine says; vLLM has requests wait."""
 
 
 def _nothing() -> None:
@@ -64,14 +66,21 @@ def is_unknown_version(error: Exception) -> bool:
     return isinstance(error, RefusalError) and error.status == httpx.codes.NOT_FOUND
 
 
+def is_asleep(error: Exception) -> bool:
+    """Whether the engine has given its memory free, and will answer once it is woken."""
+    return (
+        isinstance(error, RefusalError) and error.status == httpx.codes.SERVICE_UNAVAILABLE and _ASLEEP in error.message
+    )
+
+
 def is_out_of_reach(error: Exception) -> bool:
     """Whether nobody is there. One that is slow to answer may only be busy."""
     return isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError | httpx.ConnectTimeout)
 
 
 def is_away(error: Exception) -> bool:
-    """Whether it is worth waiting for: nobody is there, or it is back and has not got the version yet."""
-    return is_unknown_version(error) or is_out_of_reach(error)
+    """Whether it is worth waiting for: nobody is there, it is back and has not got the version yet, or it sleeps."""
+    return is_unknown_version(error) or is_out_of_reach(error) or is_asleep(error)
 
 
 def say(error: Exception) -> str:

@@ -113,6 +113,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     batch_invariant: bool = False
     """Compute each request by itself, so that it gives the same bits whatever else is sampled: then an evaluation comes
     out the same to the bit however many episodes are in flight. Several times slower; of the embedded engine alone."""
+    sleep_while_learning: bool = False
+    """Have the engines give their memory free while the learner computes, for a card that is too small for both. For
+    `async.mode: sync`, without `train.eval_every`; [what it does](engines.md#a-card-too-small-for-both)."""
     start_timeout: PositiveFloat = 600.0
     """Seconds until the engine must be ready. vLLM needs about one minute, and several for a large model."""
     request_timeout: PositiveFloat = 120.0

@@ -22,8 +22,12 @@ def engine_devices(config: Config) -> tuple[str, ...]:
 
 def shares_card(config: Config) -> bool:
     """Whether the learner computes on the GPU of an engine that the run starts."""
-    learner = _card(learner_device(config))
-    return bool(learner) and not config.engine.urls and learner in map(_card, engine_devices(config))
+    return not config.engine.urls and _card(learner_device(config)) != "" and shares_memory(config)
+
+
+def shares_memory(config: Config) -> bool:
+    """Whether the learner computes where an engine that the run starts does: on the same GPU, or on the CPU both."""
+    return _card(learner_device(config)) in map(_card, engine_devices(config))
 
 
 def describe_devices(config: Config) -> str:

@@ -5,7 +5,6 @@ says nothing for a while is used no more, and started anew if that lasts, where 
 bound.
 """
 
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,14 +16,13 @@ from moonmill.agents.control import EngineControl, GoneError
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import ConfigError, EngineError, WorkerDiedError
+from moonmill.trainer.engine_starts import await_answer, how_it_ended
 from moonmill.trainer.handover import Taken, Weights, forget_all, refuse_other_runs, take_over
 
 _HEALTH_SECONDS = 3.0
 """Between two looks at `/health`, and as long as one may take."""
 _PASSED_OVER_SECONDS = 15.0
 """Without an answer for so long, it gets no more requests: far more than a busy engine needs."""
-_SAY_SECONDS = 20.0
-"""Between two lines that say that an attached engine does not answer yet."""
 _STUCK_SECONDS = 60.0
 """Without an answer for so long, a process is ended and started anew."""
 
@@ -67,6 +65,7 @@ class Endpoint:
         self._work: set[anyio.CancelScope] = set()
         self._distrusted = anyio.Event()
         self._trouble: dict[str, object] = {}
+        self._asleep = False
         self.up = False
         self.loaded: set[int] = set()
         """Versions it has, apart from the one it was started with."""
@@ -91,7 +90,7 @@ class Endpoint:
                 if not await self._could_open():
                     await self._restart(self._server)
             else:
-                await self._await_answer()
+                await await_answer(self._control, self._config.engine.start_timeout, self.note)
                 self.note("engine_started", url=self._url)
                 await self._open()
             task_status.started()
@@ -148,6 +147,24 @@ class Endpoint:
                 self.loaded.add(version)
                 self.note("unload_failed", version=version, error=str(e))
 
+    async def sleep(self) -> None:
+        """Have it give its memory free. Where it does not, it is ended, and brought up anew."""
+        self._asleep = True
+        await self._change(self._control.sleep)
+
+    async def wake_up(self) -> None:
+        """Have it serve again. Where it does not, it is brought up anew."""
+        await self._change(self._control.wake_up)
+        self._asleep = False
+
+    async def _change(self, change: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await change()
+        except GoneError:
+            return  # it is ours: we hear when it has ended
+        except EngineError as e:
+            self.distrust(str(e))
+
     async def _start(self, server: ServerProcess, stack: AsyncExitStack) -> None:
         while not server.alive:
             try:
@@ -155,18 +172,6 @@ class Endpoint:
             except WorkerDiedError as e:
                 if not await self._died(error=str(e)):
                     raise
-
-    async def _await_answer(self) -> None:
-        """Wait for an engine that is not ours, for as long as one of ours might take."""
-        timeout, begin, told = self._config.engine.start_timeout, anyio.current_time(), -math.inf
-        while ailment := await self._control.ailment(_HEALTH_SECONDS):
-            waited = anyio.current_time() - begin
-            if waited > timeout:
-                raise WorkerDiedError(f"engine.urls: no engine was at {self._url} for {timeout:g} s: {ailment}")
-            if waited - told > _SAY_SECONDS:
-                told = waited
-                self.note("engine_starting", text=f"waiting for an engine, {waited:.0f} s of {timeout:g}: {ailment}")
-            await anyio.sleep(min(1.0, _HEALTH_SECONDS))
 
     async def _open(self) -> None:
         """Give it the versions in use, and take it into use."""
@@ -204,7 +209,7 @@ class Endpoint:
         """Use it no more; what is being done to it is given up."""
         if not self.up:
             return
-        self.up = False
+        self.up = self._asleep = False
         self._changed(self)
         for scope in self._work:
             scope.cancel()
@@ -228,7 +233,7 @@ class Endpoint:
         longest = _STUCK_SECONDS if self._server else _PASSED_OVER_SECONDS
         while True:
             await anyio.sleep(_HEALTH_SECONDS)
-            ailment = await self._control.ailment(_HEALTH_SECONDS)
+            ailment = "" if self._asleep else await self._control.ailment(_HEALTH_SECONDS)
             silent = anyio.current_time() - answered
             if not ailment:
                 answered = anyio.current_time()
@@ -256,7 +261,7 @@ class Endpoint:
     async def _restart(self, server: ServerProcess) -> None:
         """Start it anew, as often as it takes and is allowed."""
         while True:
-            how = self._trouble or _how_it_ended(server)
+            how = self._trouble or how_it_ended(server)
             self._trouble = {}
             server.kill()
             if not await self._died(**how):
@@ -289,10 +294,3 @@ class Endpoint:
             if self._trouble != told:
                 told = self._trouble
                 self.note("restart_failed", **told)
-
-
-def _how_it_ended(server: ServerProcess) -> dict[str, object]:
-    """Of one that has ended by itself, with the last line it said."""
-    code = server.returncode
-    said = server.last_words().rpartition("\n")[2] if code is not None and code > 0 else ""
-    return {"returncode": code, **({"error": f"{said:.400} ({server.log_path})"} if said else {})}

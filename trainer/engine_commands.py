@@ -17,9 +17,10 @@ from moonmill.agents.engine.vllm_environment import interpreter_for, interpreter
 from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import ConfigError
-from moonmill.trainer.devices import engine_devices
+from moonmill.trainer.devices import engine_devices, learner_device, shares_memory
 
 _LAST_PORT = 65535
+_LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def engine_argv(config: Config, number: int = 0) -> list[str]:
@@ -40,6 +41,7 @@ def engine_argv(config: Config, number: int = 0) -> list[str]:
     argv += ["--host", engine.host, "--port", str(port), "--threads", str(engine.threads)]
     argv += ["--max-batch", str(engine.max_batch + eval_places(config)), "--max-length", str(model.max_length)]
     argv += ["--dtype", model.dtype, "--device", device, "--exit-with-stdin"]
+    argv += ["--can-sleep"] * engine.sleep_while_learning
     if engine.type == "vllm":
         return argv + _of_vllm(config, device)
     argv += ["--renderer", model.renderer, "--tool-format", model.tool_format]
@@ -132,6 +134,39 @@ def describe_versions(config: Config) -> str:
             f"({_explained(config)}); leave it out for as many as are needed"
         )
     return f"up to {needed} on the engine at once, which has {slots} slots for adapters of rank {_rank(config)}"
+
+
+def check_sleep(config: Config) -> None:
+    """See that the engines can sleep while the learner computes, where they are to.
+
+    Raises:
+        ConfigError: they cannot, or it is of no use.
+    """
+    if not config.engine.sleep_while_learning:
+        return
+    key = "engine.sleep_while_learning"
+    if config.async_.mode == "async":
+        raise ConfigError(
+            f"{key}: wants async.mode: sync, in which nothing is generated while the learner computes; in async mode "
+            "the engine has no time to sleep"
+        )
+    if eval_places(config):
+        raise ConfigError(
+            f"{key}: train.eval_every: {config.train.eval_every} evaluates beside training, and would find the engine "
+            "asleep while the learner computes: set it to 0, which evaluates before and after training"
+        )
+    if config.engine.urls:
+        raise ConfigError(f"{key}: is for engines that the run starts, and engine.urls names some that run already")
+    if not shares_memory(config):
+        raise ConfigError(
+            f"{key}: the learner computes on {learner_device(config)}, and no engine does: what an engine on "
+            f"{engine_devices(config)[0]} gives free is of no use to it"
+        )
+    if config.engine.type == "vllm" and config.engine.host not in _LOCAL:
+        raise ConfigError(
+            f"{key}: vLLM sleeps in its development mode alone, in which whoever reaches it can have it do anything: "
+            f"set engine.host to 127.0.0.1, not {config.engine.host}"
+        )
 
 
 def _places(config: Config) -> str:

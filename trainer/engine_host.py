@@ -8,7 +8,7 @@ version's weights are kept while an engine may have to load them again.
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from moonmill.rundir import RunDirectory
 from moonmill.trainer.endpoints import Endpoint, Note
 from moonmill.trainer.engine_commands import engine_places, versions_in_use
 from moonmill.trainer.handover import Taken, Weights, WrongWeightsError, remove_weights
+from moonmill.trainer.sleeping import Sleeping
 
 _PUBLISH_ATTEMPTS = 3
 _BACKOFF_SECONDS = 0.5
@@ -67,6 +68,7 @@ class EngineHost:
             died = partial(self._allow_restart, own)
             self._endpoints.append(Endpoint(place, config, probe, self._versions, own, self._changed, died))
         self._living = set(self._endpoints)
+        self._sleeping = Sleeping(self._living, self._clients, note)
         self.client: InferenceClient
 
     def _tell_progress(self, name: str, text: str) -> None:
@@ -95,6 +97,10 @@ class EngineHost:
                 yield self
             group.cancel_scope.cancel()
 
+    def asleep(self) -> AbstractAsyncContextManager[None]:
+        """Within it the engines sleep, where the run has them do so while the learner computes."""
+        return self._sleeping.asleep() if self._config.engine.sleep_while_learning else nullcontext()
+
     async def publish(self, version: int, weights: Path, *, changed: bool, probe: float | None) -> None:
         """Hand a version over: load it, see that it answers as the learner does, sample from it, forget old ones.
 
@@ -109,6 +115,10 @@ class EngineHost:
         Raises:
             EngineError: no engine would take it, also after a restart.
         """
+        async with self._sleeping.handing_over:
+            await self._publish(version, weights, changed, probe)
+
+    async def _publish(self, version: int, weights: Path, changed: bool, probe: float | None) -> None:
         begin, attempt = time.monotonic(), 1
         while True:
             await self._up.wait()  # How often and how long it is tried to bring one up is bounded elsewhere.
@@ -206,6 +216,7 @@ class EngineHost:
             await endpoint.live(task_status=task_status)
         except WorkerDiedError as e:
             self._living.discard(endpoint)
+            self._sleeping.notify()
             if not self._begun or not self._living:
                 raise
             endpoint.note("engine_given_up", error=str(e))
@@ -218,12 +229,14 @@ class EngineHost:
             return False
         self._restarts += 1
         await anyio.sleep(_BACKOFF_SECONDS * 2**restarts)
+        await self._sleeping.hold_start()
         if self._run:
             self._run.require_held()
         return True
 
     def _changed(self, endpoint: Endpoint) -> None:
         """Tell the clients where an engine is, or that it is not."""
+        self._sleeping.notify()
         place = self._endpoints.index(endpoint)
         for client in self._clients:
             if endpoint.up:

@@ -242,7 +242,7 @@ class Learner:
         ways = [f"lower learner.micro_batch_tokens ({learner.micro_batch_tokens})"]
         if not learner.gradient_checkpointing:
             ways.append("set learner.gradient_checkpointing to true")
-        if engine.type == "vllm" and shares_card(self._config):
+        if engine.type == "vllm" and shares_card(self._config) and not engine.sleep_while_learning:
             ways.append(f"lower engine.vllm.gpu_memory ({engine.vllm.gpu_memory:g}), the engine's share of that GPU")
         return (
             f"step {self.step_number + 1} does not fit into the memory of {self._device}: {', or '.join(ways)}, then "

@@ -6,7 +6,7 @@ after a crash the missing steps are done again, with the same rollouts in the sa
 
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio.to_thread
@@ -44,16 +44,24 @@ class LearnerHost:
         ledger: its logs, for the steps to do again.
         note: told of restarts and of steps done again.
         probe: tokens of a prompt; each new version comes with the learner's answer to it.
+        alone: within it the engines leave the learner their card, where the run wants that.
     """
 
     def __init__(
-        self, config: Config, run: RunDirectory, ledger: Ledger, note: Callable[..., None], probe: Sequence[int]
+        self,
+        config: Config,
+        run: RunDirectory,
+        ledger: Ledger,
+        note: Callable[..., None],
+        probe: Sequence[int],
+        alone: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
         self._config = config
         self._probe = tuple(probe)
         self._run = run
         self._ledger = ledger
         self._note = note
+        self._alone = alone
         self._restarts = 0
         self._told = False
         file = run.path / "learner.json"
@@ -67,20 +75,19 @@ class LearnerHost:
     async def running(self) -> AsyncIterator["LearnerHost"]:
         """Start the learner and bring it to the last committed step; it is stopped at the end."""
         async with AsyncExitStack() as stack:
-            while not self.server.alive:
-                try:
-                    await stack.enter_async_context(self.server)
-                except WorkerDiedError as e:
-                    self._allow_restart(e)
-            try:
+            async with self._alone():
+                while not self.server.alive:
+                    try:
+                        await stack.enter_async_context(self.server)
+                    except WorkerDiedError as e:
+                        self._allow_restart(e)
+                stack.push_async_callback(lambda: self._client.aclose())
                 try:
                     await self._connect()
                 except WorkerDiedError as e:
                     await self._revive(e)
-                self._note("learner_started", pid=self.server.pid)
-                yield self
-            finally:
-                await self._client.aclose()
+            self._note("learner_started", pid=self.server.pid)
+            yield self
 
     async def step(self, step: int, rollouts: tuple[Rollout, ...]) -> StepAnswer:
         """Do learner step number `step`. A learner that dies over it is restarted and tries again.
@@ -88,11 +95,12 @@ class LearnerHost:
         Raises:
             WorkerDiedError: it died more than `engine.max_restarts` times in this run.
         """
-        while True:
-            try:
-                return await self._client.step(step, rollouts, self._probe)
-            except WorkerDiedError as e:
-                await self._revive(e)
+        async with self._alone():
+            while True:
+                try:
+                    return await self._client.step(step, rollouts, self._probe)
+                except WorkerDiedError as e:
+                    await self._revive(e)
 
     async def probe(self) -> float:
         """What the newest version answers to the probe."""
@@ -112,26 +120,28 @@ class LearnerHost:
 
     async def fall_back(self, checkpoint: Path, step: int, version: int, lr_scale: float) -> StepAnswer:
         """Go back to a checkpoint, and count that as this step and version, with scaled learning rates."""
-        while True:
-            try:
-                await self._client.restore(checkpoint)
-                return await self._client.fall_back(step, version, lr_scale, self._probe)
-            except WorkerDiedError as e:
-                await self._revive(e)
+        async with self._alone():
+            while True:
+                try:
+                    await self._client.restore(checkpoint)
+                    return await self._client.fall_back(step, version, lr_scale, self._probe)
+                except WorkerDiedError as e:
+                    await self._revive(e)
 
     async def _revive(self, error: WorkerDiedError) -> None:
         """Restart the learner as often as it takes, within the run's bound."""
-        while True:
-            self._allow_restart(error)
-            await self._client.aclose()
-            try:
-                await self.server.restart()
-                await self._connect()
-            except WorkerDiedError as e:
-                error = e
-                continue
-            self._note("learner_restarted", pid=self.server.pid)
-            return
+        async with self._alone():  # the steps that it does again need as much room
+            while True:
+                self._allow_restart(error)
+                await self._client.aclose()
+                try:
+                    await self.server.restart()
+                    await self._connect()
+                except WorkerDiedError as e:
+                    error = e
+                    continue
+                self._note("learner_restarted", pid=self.server.pid)
+                return
 
     def _allow_restart(self, error: WorkerDiedError) -> None:
         """Note a death, and raise where it was one too many."""

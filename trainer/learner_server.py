@@ -65,9 +65,18 @@ class _OutOfTurnError(RunError):
 
 def make_app(learner: "Learner", run: RunDirectory, config: Config) -> Starlette:
     """The ASGI application around a learner; weights and checkpoints go to `run`, as long as it is the same folder."""
+    import torch
+
     from moonmill.trainer.probing import likeliest_logprob
 
     turn = anyio.Lock()
+
+    def leaving_room(work: Callable[[], Struct]) -> Struct:
+        try:
+            return work()
+        finally:
+            if config.engine.sleep_while_learning:
+                torch.cuda.empty_cache()  # else what was freed is kept here, and the engine has no room to wake up in
 
     def state() -> LearnerState:
         return LearnerState(learner.step_number, learner.version)
@@ -115,7 +124,7 @@ def make_app(learner: "Learner", run: RunDirectory, config: Config) -> Starlette
         # Shielded: a thread cannot be stopped half-way, so nobody else may have the turn until it is done.
         with anyio.CancelScope(shield=True):
             async with turn:
-                answer = await anyio.to_thread.run_sync(work)
+                answer = await anyio.to_thread.run_sync(leaving_room, work)
         return Response(msgspec.msgpack.encode(answer), media_type="application/msgpack")
 
     async def get_health(request: Request) -> Response:

@@ -42,7 +42,7 @@ from moonmill.trainer.summary import read_events, summarize
 from moonmill.trainer.validate import require_valid
 from moonmill.types import Rollout
 
-_ROUTINE = frozenset({"engine_started", "learner_started", "version_published", "step_repeated"})
+_ROUTINE = frozenset({"engine_started", "learner_started", "version_published", "step_repeated", "engine_slept"})
 
 
 def train(config: Config, *, resume: bool, reporter: Reporter, critic_only: bool = False) -> Summary:
@@ -153,13 +153,14 @@ class _Run:
         probe = prompt[: max(1, len(prompt) // 2)]
         self.reporter.phase(f"{_whence(recovery)}starting engine and learner")
         engine = EngineHost(config, self.run.logs, self._note, probe, self.run)
-        learner = LearnerHost(config, self.run, self.ledger, self._note, probe)
+        learner = LearnerHost(config, self.run, self.ledger, self._note, probe, engine.asleep)
         learner_ready = anyio.Event()
         async with anyio.create_task_group() as group:
             begin_learner = partial(group.start_soon, _keep_running, learner, learner_ready)
             # vLLM takes what is missing on its GPU, once it has looked at what its model needs, for its own need. On
             # the same GPU the learner therefore begins when that is over, and has what is left.
-            shared = shares_card(config)
+            # Where the engine is to sleep, it has to be there to be told to.
+            shared = shares_card(config) or config.engine.sleep_while_learning
             if not shared:
                 begin_learner()
             async with engine.running():
@@ -176,6 +177,8 @@ class _Run:
         tasks: TaskFeed,
         recovery: Recovery,
     ) -> None:
+        if self.config.engine.sleep_while_learning:
+            await learner_ready.wait()
         if recovery.step == 0:
             await self.evaluations.alone(engine, "before")
         await learner_ready.wait()

@@ -27,7 +27,7 @@ from moonmill.trainer.algorithms.presets import resolve
 from moonmill.trainer.checks import Check, Warned
 from moonmill.trainer.critic_folder import check_critic
 from moonmill.trainer.devices import describe_devices
-from moonmill.trainer.engine_commands import describe_engine, describe_versions
+from moonmill.trainer.engine_commands import check_sleep, describe_engine, describe_versions
 from moonmill.trainer.filters import check_filters
 from moonmill.trainer.learner_check import describe_learner
 from moonmill.trainer.planning.room import describe_memory
@@ -147,6 +147,7 @@ def _asynchrony(config: Config) -> str:
     if config.sampling.temperature < COOLEST:
         raise ConfigError(_too_cool("sampling.temperature", config.sampling.temperature))
     check_filters(config.async_.filters, resolve(config.algorithm, batch).group_size)
+    check_sleep(config)
     if config.async_.mode == "sync":
         return f"none: one batch after the other, {config.async_.max_concurrent} episodes in flight"
     return f"at most {config.async_.max_staleness} versions stale, {config.async_.max_concurrent} episodes in flight"

@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             tool_format=args.tool_format,
             batch_invariant=args.batch_invariant,
             stream_interval=args.stream_interval,
+            can_sleep=args.can_sleep,
         )
         try:
             service = Service(options)

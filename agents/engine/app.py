@@ -13,7 +13,7 @@ from starlette.routing import Route
 from moonmill.agents.engine.bodies import read_body
 from moonmill.agents.engine.chat import chat
 from moonmill.agents.engine.completions import complete
-from moonmill.agents.engine.protocol import LoadRequest, UnloadRequest, decode_body
+from moonmill.agents.engine.protocol import ApiError, LoadRequest, UnloadRequest, decode_body
 from moonmill.agents.engine.responses import ERROR_HANDLERS
 from moonmill.agents.engine.service import Service
 
@@ -56,6 +56,19 @@ def make_app(service: Service) -> Starlette:
         await service.unload(wanted.lora_name)
         return PlainTextResponse(f"Success: {wanted.lora_name!r} unloaded")
 
+    async def sleep(request: Request) -> Response:
+        if (level := request.query_params.get("level", "1")) != "1":
+            raise ApiError(f"level {level:.20} of sleep is not known here, only 1", param="level")
+        await service.sleep()
+        return _json({"status": "sleeping", "level": 1})
+
+    async def wake_up(request: Request) -> Response:
+        await service.wake_up()
+        return _json({"status": "awake", "tags": None})
+
+    async def is_sleeping(request: Request) -> Response:
+        return _json({"is_sleeping": service.asleep})
+
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(_metrics(service))
 
@@ -76,6 +89,12 @@ def make_app(service: Service) -> Starlette:
         ("POST", "/v1/load_lora_adapter", load),
         ("POST", "/v1/unload_lora_adapter", unload),
     ]
+    if service.options.can_sleep:  # not for whoever may ask a served model
+        routes += [
+            ("POST", "/sleep", sleep),
+            ("POST", "/wake_up", wake_up),
+            ("GET", "/is_sleeping", is_sleeping),
+        ]
     return Starlette(
         routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in routes],
         exception_handlers=ERROR_HANDLERS,

@@ -22,6 +22,7 @@ def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--max-length", type=positive, help="longest context in tokens; default: the model's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", type=_device, default="cpu", help="cpu, cuda, cuda:0")
+    parser.add_argument("--can-sleep", action="store_true", help="give memory free at POST /sleep, until POST /wake_up")
     parser.add_argument("--exit-with-stdin", action="store_true", help="end when stdin closes")
     return parser
 

@@ -45,6 +45,11 @@ class KVCache:
         self.capacity = min(_FIRST_CAPACITY, max_length)
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
+    def clear(self) -> None:
+        """Free the memory of all slots, with what is in them."""
+        self._layers.clear()
+        self.capacity = min(_FIRST_CAPACITY, self.max_length)
+
     def reserve(self, length: int) -> None:
         """Make room for slots of `length` tokens."""
         if length <= self.capacity:

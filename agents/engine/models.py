@@ -6,7 +6,7 @@ loading may happen in any thread while others decode.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,18 @@ def _twin(base: PreTrainedModel, tensor: Callable[[Tensor], Tensor]) -> PreTrain
     memo.update((id(p), nn.Parameter(tensor(p), requires_grad=False)) for p in base.parameters())
     memo.update((id(b), b) for b in base.buffers())
     return copy.deepcopy(base, memo)
+
+
+def move_weights(models: Iterable[nn.Module], place: Callable[[Tensor], Tensor]) -> None:
+    """Have `place` move all parameters and buffers; those that share memory share it afterwards, too."""
+    tensors = {id(t): t for model in models for t in (*model.parameters(), *model.buffers())}
+    moved: dict[tuple[object, ...], Tensor] = {}
+    with torch.inference_mode(False), torch.no_grad():
+        for tensor in tensors.values():
+            memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            if memory not in moved:
+                moved[memory] = place(tensor)
+            tensor.data = moved[memory]
 
 
 def _tied_names(model: nn.Module) -> set[str]:

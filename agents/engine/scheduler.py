@@ -140,6 +140,13 @@ class Scheduler:
             self._end(request, "error", error=error)
         self._slots.clear()
 
+    def clear(self) -> None:
+        """End all requests with `abort`, and free the cache's memory."""
+        for request in [*self.running, *self.waiting]:
+            self._end(request, "abort")
+        self._slots.clear()
+        self._cache.clear()
+
     def step(self) -> None:
         """Admit what fits, then compute one forward for each version that has requests, or for each request."""
         self._admit()

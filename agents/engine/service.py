@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import anyio.to_thread
+import torch
 from msgspec import Struct
 from transformers import GenerationConfig, PreTrainedModel
 
 from moonmill.agents.engine.folder import text_of
 from moonmill.agents.engine.loop import DecodeLoop
-from moonmill.agents.engine.models import ModelError, load_model, load_version
+from moonmill.agents.engine.models import ModelError, load_model, load_version, move_weights
 from moonmill.agents.engine.protocol import ApiError, ChatRequest, CompletionRequest
 from moonmill.agents.engine.scheduler import Params, Scheduler
 from moonmill.agents.engine.text import Detokenizer, load_text
@@ -47,6 +48,8 @@ class Options(Struct, frozen=True, kw_only=True):
     batch_invariant: bool = False
     stream_interval: int = 16
     """Tokens that a stream's chunk carries."""
+    can_sleep: bool = False
+    """Whether it can be told to sleep."""
 
 
 class Piece(NamedTuple):
@@ -87,6 +90,8 @@ class Service:
             self.models, options.max_batch, self.max_length, self.base.device, one_by_one=options.batch_invariant
         )
         self.loop = DecodeLoop(scheduler, options.threads)
+        self.asleep = False
+        self._device = self.base.device
         self._renderer: TurnRenderer | None = None
         self._lock = anyio.Lock()
         self._first_chat = anyio.Lock()
@@ -95,6 +100,7 @@ class Service:
     async def load(self, name: str, path: str) -> None:
         """Load the weights in a folder under a new name, while others are decoded."""
         async with self._lock:
+            self.require_awake()
             if name in self.models:
                 raise ApiError(
                     f"{name!r} has already been loaded: give every version a name of its own", param="lora_name"
@@ -119,6 +125,23 @@ class Service:
 
             await self.loop.call(forget)
             del self.paths[name]
+
+    async def sleep(self) -> None:
+        """Give memory free: requests end with `abort`, the cache is dropped, weights go to the CPU's memory."""
+        async with self._lock:
+            self.asleep = True
+            await self.loop.call(self._give_free)
+
+    async def wake_up(self) -> None:
+        """Take the weights back, and serve again."""
+        async with self._lock:
+            await self.loop.call(lambda: self._move(self._device))
+            self.asleep = False
+
+    def require_awake(self) -> None:
+        """Raise the answer of an engine that sleeps; vLLM has requests wait instead."""
+        if self.asleep:
+            raise ApiError("the engine is asleep, until POST /wake_up", 503)
 
     def require(self, name: str) -> None:
         """Raise the answer for a version that is not there."""
@@ -155,8 +178,9 @@ class Service:
         """How a request is sampled; `max_tokens` None takes all the room there is.
 
         Raises:
-            ApiError: it does not fit, or names tokens that the model does not have.
+            ApiError: it does not fit, names tokens that the model does not have, or finds the engine asleep.
         """
+        self.require_awake()
         self.require(request.model)
         room = self.max_length - len(prompt)
         if room < 1 or (max_tokens is not None and max_tokens > room):
@@ -223,6 +247,15 @@ class Service:
         from moonmill.agents.rendering import load_renderer
 
         return load_renderer(text_of(self.options.model), self.options.renderer, self.options.tool_format)
+
+    def _give_free(self) -> None:
+        self.loop.scheduler.clear()
+        self._move(torch.device("cpu"))
+        torch.cuda.empty_cache()
+
+    def _move(self, device: torch.device) -> None:
+        if self._device.type != "cpu":
+            move_weights(self.models.values(), lambda tensor: tensor.to(device))
 
     def _load(self, path: Path) -> PreTrainedModel:
         return load_version(self.base, path)

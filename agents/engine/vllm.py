@@ -114,6 +114,7 @@ def _options(args: argparse.Namespace, port: int) -> VllmOptions:
         adapter=str(adapter) if adapter else None,
         kv_cache_gib=args.kv_cache_gib,
         gpu_memory=args.gpu_memory,
+        can_sleep=args.can_sleep,
         args=further,
     )
 

@@ -28,6 +28,7 @@ _OURS = {
     "max-model-len": "set model.max_length",
     "dtype": "set model.dtype",
     "max-num-seqs": "set engine.max_batch",
+    "enable-sleep-mode": "set engine.sleep_while_learning",
     "enable-lora": "set model.lora",
     "max-loras": "set engine.vllm.max_loras",
     "max-cpu-loras": "set engine.vllm.max_loras",
@@ -66,6 +67,8 @@ class VllmOptions(Struct, frozen=True):
     """An adapter's folder: what `served_name` is then, on top of the model."""
     kv_cache_gib: float = 2.0
     gpu_memory: float = 0.9
+    can_sleep: bool = False
+    """It answers `/sleep` and `/wake_up`, on a CPU as well, where it frees nothing."""
     args: Mapping[str, Any] = {}
     """Further options of vLLM's server, as its names or ours with underscores."""
 
@@ -100,6 +103,7 @@ def server_argv(options: VllmOptions) -> list[str]:
         argv.append("--no-enable-chunked-prefill")
     else:
         argv += ["--gpu-memory-utilization", f"{options.gpu_memory:g}"]
+        argv += ["--enable-sleep-mode"] * options.can_sleep  # refused on a CPU
     return argv + _further(options.args)
 
 
@@ -124,6 +128,8 @@ def server_environ(options: VllmOptions, ours: Mapping[str, str], parent: int) -
         "OMP_NUM_THREADS": str(options.threads),
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if options.can_sleep:
+        environ["VLLM_SERVER_DEV_MODE"] = "1"  # else it has no `/sleep`
     # Between its own processes vLLM speaks over TCP: not where others could listen.
     environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
     if Path(options.model).is_dir():

@@ -116,7 +116,7 @@ def engine_argv(model_dir: Path, *more: str) -> list[str]:
 def engine(model_dir: Path, markov_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """An engine with the versions `policy-v0` (random) and `markov`."""
     log = tmp_path_factory.mktemp("engine") / "engine.log"
-    argv = engine_argv(model_dir, "--max-batch", str(MAX_BATCH), "--stream-interval", "4")
+    argv = engine_argv(model_dir, "--max-batch", str(MAX_BATCH), "--stream-interval", "4", "--can-sleep")
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(ServerProcess("engine", argv, log_path=log, start_timeout=120)) as process,
