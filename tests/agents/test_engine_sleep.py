@@ -35,7 +35,7 @@ async def control(engine: ServerProcess) -> AsyncIterator[EngineControl]:
 
 @pytest.fixture
 async def client(engine: ServerProcess) -> AsyncIterator[InferenceClient]:
-    async with InferenceClient(engine.base_url, max_attempts=1) as client:
+    async with InferenceClient(engine.base_url, max_attempts=2) as client:
         yield client
 
 

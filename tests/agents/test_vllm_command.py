@@ -43,6 +43,17 @@ def test_a_cpu_gets_its_memory_in_bytes_and_a_gpu_a_share() -> None:
     assert "--kv-cache-memory-bytes" not in gpu
 
 
+def test_what_can_sleep_has_the_requests_for_it_and_on_a_gpu_the_mode() -> None:
+    for device, able in (("cuda", True), ("cuda:1", True), ("cpu", False)):
+        options = replace(OPTIONS, device=device, can_sleep=True)
+        # On a CPU vLLM refuses the option, and knows the requests.
+        assert ("--enable-sleep-mode" in server_argv(options)) is able
+        assert server_environ(options, {}, 7)["VLLM_SERVER_DEV_MODE"] == "1"
+        awake = replace(options, can_sleep=False)
+        assert "--enable-sleep-mode" not in server_argv(awake)
+        assert "VLLM_SERVER_DEV_MODE" not in server_environ(awake, {}, 7)
+
+
 def test_adapters_get_slots_and_the_rank_that_vllm_has() -> None:
     argv = server_argv(replace(OPTIONS, max_loras=3, max_lora_rank=12))
     assert "--enable-lora" in argv
@@ -67,7 +78,9 @@ def test_further_options_come_last_so_that_they_win() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["port", "served_model_name", "--max-loras", "no_enable_lora", "logprobs-mode"])
+@pytest.mark.parametrize(
+    "name", ["port", "served_model_name", "--max-loras", "no_enable_lora", "logprobs-mode", "enable_sleep_mode"]
+)
 def test_an_option_that_another_key_decides_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^engine.vllm.args: {name} cannot be set here: "):
         check_args({name: 1})

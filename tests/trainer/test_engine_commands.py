@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from msgspec.structs import replace
@@ -21,7 +21,13 @@ from moonmill.config import (
     VllmConfig,
 )
 from moonmill.errors import ConfigError
-from moonmill.trainer.engine_commands import describe_engine, describe_versions, engine_argv, slots_needed
+from moonmill.trainer.engine_commands import (
+    check_sleep,
+    describe_engine,
+    describe_versions,
+    engine_argv,
+    slots_needed,
+)
 
 CONFIG = Config(env=EnvConfig("calculator-v0"), model=ModelConfig("/models/m", lora=LoraConfig(r=12)))
 VLLM = replace(CONFIG, engine=EngineConfig(type="vllm", vllm=VllmConfig(python="/venv/bin/python")))
@@ -59,6 +65,42 @@ def test_only_embedded_engines_of_ours_compute_requests_one_by_one() -> None:
     ):
         with pytest.raises(ConfigError, match=r"engine\.batch_invariant: is for embedded engines that Moonmill starts"):
             describe_engine(replace(CONFIG, engine=engine))
+
+
+def test_engines_of_either_type_are_told_that_they_may_have_to_sleep() -> None:
+    for config in (CONFIG, VLLM):
+        sleepy = replace(config, engine=replace(config.engine, sleep_while_learning=True))
+        assert "--can-sleep" in engine_argv(sleepy)
+        assert "--can-sleep" not in engine_argv(config)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"async_": AsyncConfig()}, "wants async.mode: sync"),
+        ({"eval": EvalConfig(tasks=8), "train": TrainConfig(eval_every=10)}, "train.eval_every: 10 evaluates beside"),
+        (
+            {"engine": EngineConfig(urls=("http://a:1",), sleep_while_learning=True)},
+            "is for engines that the run starts",
+        ),
+        (
+            {"engine": EngineConfig(devices=("cuda:1",), sleep_while_learning=True)},
+            "the learner computes on cpu, and no engine does: what an engine on cuda:1 gives free is of no use to it",
+        ),
+        (
+            {"engine": EngineConfig(type="vllm", host="0.0.0.0", sleep_while_learning=True)},
+            "set engine.host to 127.0.0.1, not 0.0.0.0",
+        ),
+    ],
+)
+def test_engines_that_cannot_take_turns_with_the_learner_are_refused(changed: dict[str, Any], why: str) -> None:
+    sync = AsyncConfig(mode="sync")
+    sleepy = replace(CONFIG, async_=sync, engine=EngineConfig(sleep_while_learning=True), eval=EvalConfig(tasks=8))
+    check_sleep(sleepy)
+    with pytest.raises(ConfigError, match=rf"^engine\.sleep_while_learning: .*{why}"):
+        check_sleep(replace(sleepy, **changed))
+    awake = replace(sleepy, **changed)
+    check_sleep(replace(awake, engine=replace(awake.engine, sleep_while_learning=False)))
 
 
 def test_evaluations_beside_training_have_places_of_their_own() -> None:

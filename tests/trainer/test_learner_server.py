@@ -8,20 +8,25 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import httpx
 import msgspec
 import pytest
+import torch
+from msgspec.structs import replace
 
 from moonmill.agents.processes import ServerProcess
 from moonmill.algorithm_config import CriticConfig
-from moonmill.config import Config, LoraConfig
+from moonmill.config import Config, EngineConfig, LoraConfig
 from moonmill.errors import RunError, WorkerDiedError
 from moonmill.rundir import RunDirectory
 from moonmill.trainer.checkpoint import latest
 from moonmill.trainer.learner import Learner
 from moonmill.trainer.learner_client import LearnerClient
+from moonmill.trainer.learner_server import make_app
 from moonmill.trainer.messages import ErrorAnswer, LearnerState
 from tests.trainer.conftest import MakeConfig, action, config_of, observation, rollout, sampled
 
@@ -51,6 +56,22 @@ async def serving(config: Config, run_dir: Path) -> AsyncIterator[tuple[ServerPr
             yield server, client
         finally:
             await client.aclose()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("sleeps", [True, False])
+async def test_an_engine_that_wakes_up_finds_what_the_learner_has_used_for_a_while(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeps: bool
+) -> None:
+    freed: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(True))
+    config = replace(make_config(), engine=EngineConfig(sleep_while_learning=sleeps))
+    learner: Any = SimpleNamespace(step_number=3, version=2)
+    transport = httpx.ASGITransport(make_app(learner, RunDirectory(tmp_path), config))
+    async with httpx.AsyncClient(transport=transport, base_url="http://learner") as http:
+        answer = await http.get("/state")
+    assert msgspec.msgpack.decode(answer.content, type=LearnerState) == LearnerState(3, 2)
+    assert len(freed) == sleeps
 
 
 @pytest.mark.anyio

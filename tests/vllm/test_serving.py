@@ -1,7 +1,9 @@
 """The launcher around the real vLLM: ready when it answers, adapters, and plain words where it cannot serve."""
 
 import math
+import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +12,12 @@ import httpx
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from moonmill.agents.client import InferenceClient
+from moonmill.agents.control import EngineControl
+from moonmill.agents.engine.vllm_command import VllmOptions, server_argv, server_environ
 from moonmill.agents.processes import ServerProcess
 from moonmill.errors import ConfigError
+from moonmill.types import Completion, Sampling
 from tests.agents.conftest import random_model
 from tests.vllm.conftest import MAX_LENGTH, RANK, START_SECONDS, gone, launcher_argv, processes_below
 
@@ -30,6 +36,7 @@ def engine(
 ) -> Iterator[ServerProcess]:
     log = tmp_path_factory.mktemp("vllm") / "engine.log"
     argv = launcher_argv(python, model_dir, "--max-loras", "2", "--max-lora-rank", str(RANK), "--max-batch", "32")
+    argv.append("--can-sleep")
     process = ServerProcess("engine", argv, log_path=log, start_timeout=START_SECONDS, on_progress=progress.append)
     with start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(process):
@@ -106,6 +113,43 @@ def narrow_heads(model_dir: Path, tmp_path: Path) -> Path:
     for file in model_dir.glob("tokenizer*"):
         shutil.copy(file, tmp_path / "model")
     return tmp_path / "model"
+
+
+async def test_it_sleeps_and_wakes_with_its_adapters(engine: ServerProcess, adapters: list[Path]) -> None:
+    """On a CPU it frees nothing, but speaks as it does on a GPU."""
+    async with (
+        EngineControl(engine.base_url) as control,
+        InferenceClient(engine.base_url) as client,
+        httpx.AsyncClient(base_url=engine.base_url, timeout=60) as http,
+    ):
+        await control.load_version(3, adapters[0])
+        before = await control.probe(PROMPT, 3)
+        await control.sleep()
+        assert (await http.get("/is_sleeping")).json() == {"is_sleeping": True}
+        assert await control.ailment(5) == ""
+        done: list[Completion] = []
+
+        async def complete() -> None:
+            done.append(await client.complete(PROMPT, Sampling(max_tokens=4), seed=0, stop_token_ids=()))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(complete)
+            await anyio.sleep(2)
+            assert not done, "a request waits"
+            await control.wake_up()
+        assert len(done[0].tokens) == 4
+        assert (await http.get("/is_sleeping")).json() == {"is_sleeping": False}
+        assert await control.probe(PROMPT, 3) == pytest.approx(before, abs=1e-4)
+        await control.unload_version(3)
+
+
+async def test_vllm_refuses_the_mode_itself_on_a_cpu(python: str, model_dir: Path, tmp_path: Path) -> None:
+    options = VllmOptions(python=python, model=str(model_dir), served_name="m", host="127.0.0.1", port=0)
+    argv, environ = [*server_argv(options), "--enable-sleep-mode"], server_environ(options, os.environ, os.getpid())
+    with anyio.fail_after(START_SECONDS):
+        ended = await anyio.run_process(argv, check=False, stderr=subprocess.STDOUT, env=environ)
+    assert ended.returncode
+    assert b"Sleep mode is not supported on current platform" in ended.stdout
 
 
 async def test_a_model_that_fails_late_is_told(python: str, narrow_heads: Path, tmp_path: Path) -> None:
