@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from moonmill.algorithm_config import CriticLoraConfig
 from moonmill.config import Config, LoraConfig
 from moonmill.errors import ConfigError
+from moonmill.trainer.devices import shares_card
 from moonmill.trainer.planning.plan import Planner, budgeted, lengthened, search
 
 _SHARES = 100
@@ -100,6 +101,14 @@ def _length(planner: Planner, config: Config) -> Change | None:
     return None if found is None else (f"model.max_length: {found}", lengthened(config, found))
 
 
+def _turns(planner: Planner, config: Config) -> Change | None:
+    if config.engine.sleep_while_learning or not shares_card(config):
+        return None
+    told = "async.mode: sync, engine.sleep_while_learning: true and train.eval_every: 0, which has the two take turns"
+    taken = _set(_set(config, "async_", mode="sync"), "engine", sleep_while_learning=True)
+    return told, _set(taken, "train", eval_every=0)
+
+
 def _second_card(planner: Planner, config: Config) -> Change | None:
     if config.model.device == "cpu" or config.learner.device:
         return None
@@ -108,7 +117,7 @@ def _second_card(planner: Planner, config: Config) -> Change | None:
 
 KINDS: tuple[Kind, ...] = (
     *(_checkpointing, _budget, share, _batch, _bfloat16, _adapter, _critic_adapter, _quantized, _length),
-    _second_card,
+    *(_turns, _second_card),
 )
 """In the order of what they cost a run."""
 FIGURES: tuple[Kind, ...] = (_budget, _batch, _length, share)

@@ -52,7 +52,7 @@ def learner_parts(config: Config, algorithm: ResolvedAlgorithm, shape: Shape, *,
         parts.append(_critic_part(config, algorithm, shape, critic))
     if algorithm.kl is not None and algorithm.kl.coef > 0 and config.model.lora is None:
         parts.append(Part("initial policy", 4 * shape.parameters, "a float32 copy, for algorithm.kl"))
-    parts.append(Part("gradients", _GRADIENT * max(policy, critic), "float32, of policy or critic"))
+    parts.append(Part("gradients", _GRADIENT * max(policy, critic), "float32, of policy or critic", passing=True))
     parts.append(Part("AdamW", _MOMENTS * trained, f"two float32 moments of {count(trained)}"))
     parts += _passes(config, algorithm, shape, slack=_SLACK if gpu else 0.0)
     if gpu:
@@ -180,8 +180,8 @@ def _passes(config: Config, algorithm: ResolvedAlgorithm, shape: Shape, slack: f
         held, detail = sum(by_layer), f"{tokens:,} tokens, all {len(layers)} layers"
     more = ", beyond what that layer takes" * again
     return [
-        Part("activations", int((held + in_flight) * (1 + slack)), detail),
-        Part("logits", logits, f"{rows:,} of {shape.vocabulary:,} at a time{more}"),
+        Part("activations", int((held + in_flight) * (1 + slack)), detail, passing=True),
+        Part("logits", logits, f"{rows:,} of {shape.vocabulary:,} at a time{more}", passing=True),
     ]
 
 

@@ -12,6 +12,8 @@ class Part(Struct, frozen=True):
     name: str
     bytes: int
     detail: str = ""
+    passing: bool = False
+    """Whether it is there only while the learner computes."""
 
 
 def total(parts: "tuple[Part, ...]") -> int:

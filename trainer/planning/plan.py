@@ -19,7 +19,7 @@ from moonmill.trainer.doctor.surroundings import machine
 from moonmill.trainer.planning.catalogue import config_for
 from moonmill.trainer.planning.engine_memory import EnginePlan, embedded_plan, places, vllm_plan
 from moonmill.trainer.planning.gpus import GPUS, Gpu, Rates, gpu_here, gpu_named
-from moonmill.trainer.planning.learner_memory import learner_parts
+from moonmill.trainer.planning.learner_memory import CONTEXT, learner_parts
 from moonmill.trainer.planning.parts import GIB, Part, total
 from moonmill.trainer.planning.processor import measured
 from moonmill.trainer.planning.shapes import Shape, shape_of
@@ -116,8 +116,9 @@ class Planner:
         return [] if config.engine.urls else [self._device(device, config) for device in engine_devices(config)]
 
     def cards(self, config: Config) -> tuple[Card, ...]:
-        """Who is on which card, and what they take of it together."""
-        learner, engine = total(self.learner(config)), self.engine(config)
+        """Who is on which card, and what they take of it together, or in turns where the engines sleep."""
+        parts, engine = self.learner(config), self.engine(config)
+        learner, at_rest = total(parts), total(tuple(part for part in parts if not part.passing))
         at, on = self.learner_at(config), self.engines_at(config)
         cards = []
         for device in sorted({at, *on}):
@@ -125,6 +126,8 @@ class Planner:
             engines = on.count(device)
             taken = engines * engine.bytes if engine else 0
             used = taken + learner * (device == at)
+            if config.engine.sleep_while_learning and device == at != "cpu" and engines:
+                used = max(taken + at_rest, engines * CONTEXT + learner)
             holds = ("engine",) * engines + ("learner",) * (device == at)
             cards.append(Card(device, memory, used, holds))
         return tuple(cards)

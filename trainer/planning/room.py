@@ -23,6 +23,8 @@ def describe_memory(config: Config) -> str:
         needed = total(planned.learner(config))
     except ConfigError as e:  # a model that runs, but has no plan, is not refused
         return f"no plan for it: {e}"
+    if config.engine.sleep_while_learning and card.used <= card.memory:
+        return f"vLLM and the learner take turns, and {gib(card.used)} of {gib(card.memory)} by a plan"
     share = config.engine.vllm.gpu_memory
     left = card.memory - (card.used - needed)
     if needed <= left:

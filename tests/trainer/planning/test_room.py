@@ -7,8 +7,10 @@ import torch
 
 from moonmill.errors import ConfigError
 from moonmill.trainer.planning import plan
+from moonmill.trainer.planning.advice import advice
 from moonmill.trainer.planning.gpus import Gpu, gpu_named
-from moonmill.trainer.planning.parts import GIB
+from moonmill.trainer.planning.learner_memory import CONTEXT
+from moonmill.trainer.planning.parts import GIB, total
 from moonmill.trainer.planning.room import describe_memory
 from moonmill.trainer.validate import validate
 from tests.trainer.planning.settings import config_of
@@ -29,6 +31,33 @@ def test_a_share_that_leaves_the_learner_too_little_is_refused_with_the_one_to_s
     fits = config_of(*QWEN, f"engine.vllm.gpu_memory={share}")
     assert plan.planner(fits, None).plan().fits
     assert describe_memory(fits).startswith("vLLM leaves the learner ")
+
+
+def test_those_that_take_turns_need_the_larger_of_two(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "gpu_here", lambda: gpu_named("rtx5090"))
+    turns = ("async.mode=sync", "engine.sleep_while_learning=true")
+    together, alternate = (
+        plan.planner(config_of(*QWEN, "engine.vllm.gpu_memory=0.85", *more), None) for more in ((), turns)
+    )
+    learner = total(together.learner(together.config))
+    [side_by_side], [in_turns] = together.cards(together.config), alternate.cards(alternate.config)
+    engine = side_by_side.used - learner
+    passing = sum(part.bytes for part in together.learner(together.config) if part.passing)
+    assert in_turns.used == max(engine + learner - passing, CONTEXT + learner)
+    assert side_by_side.missing
+    assert not in_turns.missing
+    assert describe_memory(alternate.config).startswith("vLLM and the learner take turns, and ")
+    with pytest.raises(ConfigError, match="leaves the learner"):
+        describe_memory(config_of(*QWEN, "engine.vllm.gpu_memory=0.99", *turns))
+
+
+def test_turns_are_advised_where_they_are_enough():
+    made = plan.planner(config_of(*QWEN, "engine.vllm.gpu_memory=0.85", "train.eval_every=5"), "rtx5090")
+    told = [line for line in advice(made, made.plan()) if "sleep" in line]
+    assert told == [
+        "it fits with async.mode: sync, engine.sleep_while_learning: true and train.eval_every: 0, which has the two "
+        "take turns"
+    ]
 
 
 def test_a_card_of_its_own_may_be_taken_whole():
