@@ -1,7 +1,7 @@
 """What came of a comparison: figures of each run, and of each arm over its seeds."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
@@ -18,6 +18,7 @@ _LAST = 0.1
 """Share of the steps that tell where a run has arrived."""
 _COLLAPSED = 0.5
 """A run has collapsed that has lost more than this share of its best stretch, one as long as its end."""
+_SPEED = "rollouts/s"
 _T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -68,6 +69,9 @@ class ArmFigures(Struct, frozen=True):
     figures: dict[str, Figure] = {}
     waits: dict[str, Figure] = {}
     """Seconds waited, by cause."""
+    beside_first: dict[str, Figure] = {}
+    """What its runs have more than the first arm's of the same seeds, which meet the same tasks, so that this varies
+    less than the figures. `speed`: how many times its rollouts/s."""
 
 
 class Comparison(Struct, frozen=True):
@@ -128,7 +132,7 @@ def _measured(steps: Sequence[StepRecord]) -> dict[str, float]:
         **({"masked": fmean(masked)} if masked else {}),
         "policy updates": float(steps[-1].version),
         "wall clock": wall,
-        "rollouts/s": rollouts / max(wall, 1e-9),
+        _SPEED: rollouts / max(wall, 1e-9),
         "tokens/s": sum(s.tokens for s in steps) / max(wall, 1e-9),
         "staleness": fmean([n for s in steps for n in s.staleness] or [0.0]),
     }
@@ -166,17 +170,25 @@ def _curve(steps: Sequence[StepRecord]) -> Curve:
     )
 
 
-def arm_of(name: str, runs: Iterable[RunFigures]) -> ArmFigures:
-    """An arm's figures over its finished runs."""
+def arm_of(name: str, runs: Sequence[RunFigures], first: str) -> ArmFigures:
+    """An arm's figures over its finished runs, and beside those of the first arm."""
     own = [run for run in runs if run.arm == name]
     finished = [run for run in own if run.status == "finished"]
+    others = {run.seed: run.figures for run in runs if run.arm == first != name and run.status == "finished"}
     return ArmFigures(
         name,
         len(own),
         len(finished),
         _over_seeds([run.figures for run in finished]),
         _over_seeds([run.waits for run in finished]),
+        _over_seeds([_beside(run.figures, others[run.seed]) for run in finished if run.seed in others]),
     )
+
+
+def _beside(own: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    more = {name: value - other[name] for name, value in own.items() if name in other}
+    speed = other.get(_SPEED, 0.0)
+    return more | ({"speed": own[_SPEED] / speed} if speed and _SPEED in own else {})
 
 
 def _over_seeds(measured: Sequence[Mapping[str, float]]) -> dict[str, Figure]:

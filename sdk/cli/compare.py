@@ -83,7 +83,7 @@ def compare(
         context.exit(1)
     runs = tuple(figures_of(job.arm, job.seed, job.path) for job in jobs)
     picture = str(folder / "compare.png") if find_spec("matplotlib") else None
-    result = Comparison(rollouts_of(base), tuple(arm_of(arm.name, runs) for arm in arms), runs, picture)
+    result = Comparison(rollouts_of(base), tuple(arm_of(arm.name, runs, arms[0].name) for arm in arms), runs, picture)
     _keep(result, folder)
     if as_json:
         print_json(result)

@@ -1,6 +1,6 @@
 """A comparison as tables for people."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 
@@ -10,9 +10,12 @@ from moonmill.trainer.compared import ArmFigures, Comparison, Figure
 
 _DIGITS = {"policy updates": 0, "tokens/s": 0, "rollouts/s": 1, "staleness": 2}
 _REWARD_DIGITS = 3
+_PAIRED = ("reward at the end", "area under the reward")
+_TOLD = " *"
 _FEW = 4
 """Seeds below which Student's t is so large that an interval says little."""
 _MEANS = {
+    "success at T = 1": "on held-out tasks after training; other ones for each seed",
     "reward at the end": "mean over the last tenth of the steps",
     "area under the reward": "mean over all rollouts trained on",
     "collapsed": "runs that have lost more than half of the reward of their best tenth",
@@ -35,9 +38,10 @@ def print_comparison(out: Console, result: Comparison) -> None:
     for name in names:
         if name in _MEANS:
             out.print(f"{name}: {_MEANS[name]}")
-    out.print(f"speed: rollouts/s, beside those of {result.arms[0].name}")
+    out.print(f"speed: rollouts/s, in multiples of those of {result.arms[0].name}")
     if any(1 < arm.finished < _FEW for arm in result.arms):
         out.print(f"of fewer than {_FEW} seeds an interval is wide, and may lead beyond what is possible: take more")
+    _print_differences(out, result.arms)
     out.print()
     out.print("waiting, by cause, as a share of the wall clock", style="bold")
     causes = _names(arm.waits for arm in result.arms)
@@ -48,6 +52,34 @@ def print_comparison(out: Console, result: Comparison) -> None:
     if result.picture:
         out.print()
         out.print(result.picture)
+
+
+def _print_differences(out: Console, arms: Sequence[ArmFigures]) -> None:
+    """What can tell the arms apart: rewards and success, seed by seed."""
+    first, *others = arms
+    names = [name for name in _names(arm.beside_first for arm in others) if name in _PAIRED or "success" in name]
+    if not names:
+        return
+    out.print()
+    out.print(f"more than {first.name}, seed by seed; mean ± 95% interval", style="bold")
+    grid = table(out, "", *names, numbers=True)
+    told = False
+    for arm in others:
+        cells = [_difference(name, arm.beside_first.get(name)) for name in names]
+        told = told or any(cell.endswith(_TOLD) for cell in cells)
+        grid.add_row(arm.name, *cells)
+    out.print(grid)
+    if told:
+        out.print(f"{_TOLD.strip()}: the interval leaves out 0, as one in twenty does by chance")
+
+
+def _difference(name: str, figure: Figure | None) -> str:
+    if figure is None:
+        return NONE
+    scale, digits, unit = (100.0, 1, " points") if "success" in name else (1.0, _REWARD_DIGITS, "")
+    mean, margin = scale * figure.mean, None if figure.margin is None else scale * figure.margin
+    told = margin is not None and abs(mean) > margin
+    return _with_margin(f"{mean:+.{digits}f}", None if margin is None else number(margin, digits)) + unit + _TOLD * told
 
 
 def _names(figures: Iterable[Mapping[str, Figure]]) -> list[str]:
@@ -82,8 +114,12 @@ def _with_margin(mean: str, margin: str | None) -> str:
 
 
 def _speed(arm: ArmFigures, first: ArmFigures) -> str:
-    own, others = arm.figures.get("rollouts/s"), first.figures.get("rollouts/s")
-    return f"{own.mean / others.mean:.2f}×" if own and others and others.mean else NONE
+    if arm is first:
+        return "1×"
+    speed = arm.beside_first.get("speed")
+    if speed is None:
+        return NONE
+    return _with_margin(f"{speed.mean:.2f}", None if speed.margin is None else f"{speed.margin:.2f}") + "×"
 
 
 def _share_of_wall(arm: ArmFigures, cause: str) -> str:

@@ -74,9 +74,11 @@ def test_finished_runs_are_not_trained_again_and_give_a_table_and_a_picture(conf
     result = compare(config, "--seeds", 2, "--out", compared)
     assert result.exit_code == 0, result.output
     assert result.stderr.count("has finished before") == 4
-    assert "2.00×" in result.stdout
+    assert "2.00 ± 0.00×" in result.stdout
     # Two values, 0.25 and 0.75: t(1) = 12.706 times the standard error of 0.25 leads beyond what a share can be.
     assert "50.0% (0.0% to 100.0%)" in result.stdout
+    assert "more than sync, seed by seed" in result.stdout
+    assert "+0.000 ± 0.000" in result.stdout
     assert "reward at the end: mean over the last tenth of the steps" in result.stdout
     assert "of fewer than 4 seeds an interval is wide" in result.stdout
     assert (compared / "compare.png").read_bytes().startswith(b"\x89PNG")

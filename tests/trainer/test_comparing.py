@@ -162,7 +162,24 @@ def test_an_arms_figures_are_those_of_its_finished_runs() -> None:
         run("a", 2, "failed", 9.0),
         run("b", 0, "x", 7.0),
     ]
-    arm = arm_of("a", runs)
+    arm = arm_of("a", runs, "a")
     assert (arm.runs, arm.finished) == (3, 2)
     assert (arm.figures["reward"].mean, arm.waits["tools"].mean) == (2.0, 4.0)
-    assert arm_of("b", runs).figures == {}
+    assert arm_of("b", runs, "a").figures == {}
+
+
+def test_an_arm_stands_beside_the_first_seed_by_seed() -> None:
+    def run(arm: str, seed: int, reward: float, speed: float, status: str = "finished") -> RunFigures:
+        return RunFigures(arm, seed, "", status, {"reward": reward, "rollouts/s": speed})
+
+    runs = [
+        *(run("a", seed, float(seed), 2.0) for seed in range(3)),
+        *(run("b", seed, 2.0 * seed + 0.5, 4.0 + seed) for seed in range(3)),
+        run("a", 3, 0.0, 2.0, "failed"),
+        run("b", 3, 9.0, 9.0),
+        run("c", 7, 1.0, 1.0),
+    ]
+    beside = arm_of("b", runs, "a").beside_first
+    assert beside["reward"] == figure([0.5, 1.5, 2.5])
+    assert beside["speed"] == figure([2.0, 2.5, 3.0])
+    assert arm_of("a", runs, "a").beside_first == arm_of("c", runs, "a").beside_first == {}
