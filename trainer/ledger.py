@@ -89,15 +89,15 @@ class Ledger:
         """Read the logs. A run that has just begun gives a recovery with nothing in it.
 
         Raises:
-            RunDirectoryError: they cannot be read, know no step where checkpoints of later steps stand, or no rollout
-                where steps name it.
+            RunDirectoryError: they cannot be read, lack a step or have one twice, know none where checkpoints of later
+                steps stand, or no rollout where steps name it, or one twice.
         """
         step = version = alone = 0
         ready = False
         gone: set[str] = set()
         history: deque[StepRecord] = deque(maxlen=_HISTORY)
         fall_backs: list[StepRecord] = []
-        for record in read_jsonl(self.run.steps, StepRecord):
+        for record in self._records():
             gone.update(record.consumed)
             gone.update(d.rollout for d in record.dropped)
             if record.step is not None:
@@ -115,7 +115,12 @@ class Ledger:
         pending: list[Rollout] = []
         seen: set[int] = set()
         missing = set(gone)
-        for rollout in read_jsonl(self.run.rollouts, Rollout):
+        for number, rollout in enumerate(read_jsonl(self.run.rollouts, Rollout), 1):
+            if rollout.index in seen:
+                raise RunDirectoryError(
+                    f"{self.run.rollouts}, line {number} has rollout {rollout.id} for the second time: to go on might "
+                    "train on it again. Remove the line that is too many"
+                )
             seen.add(rollout.index)
             missing.discard(rollout.id)
             if rollout.id not in gone:
@@ -142,12 +147,12 @@ class Ledger:
 
     def last_step(self) -> int:
         """The last committed step, 0 before the first."""
-        return max((r.step for r in read_jsonl(self.run.steps, StepRecord) if r.step is not None), default=0)
+        return max((r.step for r in self._records() if r.step is not None), default=0)
 
     def given_up(self) -> set[int]:
         """The steps that later ones have gone back behind."""
         steps: set[int] = set()
-        for record in read_jsonl(self.run.steps, StepRecord):
+        for record in self._records():
             if record.step is not None and record.rolled_back_to is not None:
                 steps.update(range(record.rolled_back_to + 1, record.step))
         return steps
@@ -158,7 +163,7 @@ class Ledger:
         Without those that a later one has gone back behind: they are of no consequence for the weights.
         """
         given_up = self.given_up()
-        committed = (r for r in read_jsonl(self.run.steps, StepRecord) if r.step is not None and r.step > step)
+        committed = (r for r in self._records() if r.step is not None and r.step > step)
         records = [r for r in committed if r.step not in given_up]
         wanted = {name for record in records for name in record.consumed}
         found = {r.id: r for r in read_jsonl(self.run.rollouts, Rollout) if r.id in wanted}
@@ -170,3 +175,17 @@ class Ledger:
                     f"{self.run.steps} says that step {record.step} consumed rollout {e}, which {self.run.rollouts} "
                     "does not have: the run's files are not all of one run"
                 ) from e
+
+    def _records(self) -> Iterator[StepRecord]:
+        """The lines of `steps.jsonl`: those of steps count from 1, without a gap."""
+        step = 0
+        for number, record in enumerate(read_jsonl(self.run.steps, StepRecord), 1):
+            if record.step is not None:
+                step += 1
+                if record.step != step:
+                    raise RunDirectoryError(
+                        f"{self.run.steps}, line {number} is of step {record.step}, where step {step} belongs: lines "
+                        "are missing, doubled or in another order, and to go on might train on rollouts again. Bring "
+                        "the whole steps.jsonl back, or start a new run from what `moonmill export` makes of this one"
+                    )
+            yield record

@@ -70,6 +70,35 @@ def test_episodes_that_were_trained_on_are_not_played_again_where_the_log_has_lo
         ledger.recover()
 
 
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        ((0, 2, 3, 4), r"line 2 is of step 3, where step 2 belongs"),
+        ((1, 2, 3, 4), r"line 1 is of step 2, where step 1 belongs"),
+        ((0, 1, 1, 2, 3, 4), r"line 3 is of step 2, where step 3 belongs"),
+        ((0, 1, 3, 2, 4), r"line 3 is of step 4, where step 3 belongs"),
+    ],
+    ids=["missing", "the first missing", "doubled", "swapped"],
+)
+def test_a_step_that_is_missing_doubled_or_in_another_place_is_refused(
+    run: RunDirectory, order: tuple[int, ...], told: str
+) -> None:
+    """What a missing step has consumed would be trained on again."""
+    steps = [StepRecord(i + 1, i + 1, (f"{i:08d}",)) for i in range(4)]
+    ledger = written(run, [0, 1, 2, 3], [*steps, StepRecord(None, 4)])
+    lines = run.steps.read_bytes().splitlines(keepends=True)
+    run.steps.write_bytes(b"".join(lines[i] for i in order))
+    with pytest.raises(RunDirectoryError, match=rf"steps\.jsonl, {told}: .*Bring the whole steps\.jsonl back"):
+        ledger.recover()
+
+
+@pytest.mark.parametrize("index", [0, 2], ids=["consumed", "pending"])
+def test_a_rollout_that_stands_there_twice_is_refused(run: RunDirectory, index: int) -> None:
+    ledger = written(run, [0, 1, 2, index], [StepRecord(1, 1, ("00000000",), (Drop("00000001", "stale"),))])
+    with pytest.raises(RunDirectoryError, match=rf"rollouts\.jsonl, line 4 has rollout 0000000{index} for the second "):
+        ledger.recover()
+
+
 def test_a_torn_last_line_is_cut_off_and_its_episode_played_again(run: RunDirectory) -> None:
     written(run, [0, 1], []).close()
     whole = run.rollouts.read_bytes()
