@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 
 from moonmill.agents.agent import Agent, Session
 from moonmill.agents.recordable import recordable
-from moonmill.blame import place_of, text_of
+from moonmill.blame import error_of, said_of
 from moonmill.envs import EnvHost
 from moonmill.errors import ContextFullError, EngineError, MoonmillError, PromptTooLongError, RewardError
 from moonmill.sandboxes import SandboxError
@@ -99,7 +99,7 @@ class Episode:
         except (MoonmillError, EOFError):
             raise
         except Exception as e:
-            raise EngineError(f"the agent raised {type(e).__name__}: {text_of(e)} ({place_of(e)})") from e
+            raise EngineError(f"the agent raised {said_of(e)}") from e
         finally:
             self.generation += time.monotonic() - start
         self.asking = False
@@ -122,7 +122,7 @@ class Episode:
     def fail(self, error: Exception) -> None:
         """Mark the episode as failed, for the reason that the error's type and the moment tell."""
         self.status = Status.FAILED
-        self.error = text_of(error)
+        self.error = error_of(error)
         if isinstance(error, PromptTooLongError):
             self.stop_reason = StopReason.PROMPT_TOO_LONG
         elif isinstance(error, SandboxError):

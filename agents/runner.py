@@ -13,7 +13,7 @@ import msgspec
 from moonmill.agents.agent import Agent
 from moonmill.agents.episode import Episode
 from moonmill.agents.foreign import ForeignEpisode
-from moonmill.blame import text_of
+from moonmill.blame import error_of
 from moonmill.envs import EnvHost, MultiTurnEnv
 from moonmill.errors import MoonmillError
 from moonmill.types import Rollout, Status, Task, Timings
@@ -66,7 +66,7 @@ class EpisodeRunner:
             episode.fail(e)
             failed = episode.rollout(self.env_id, task, id, seed, index, group)
             # What has its reward keeps it: only `close` can have raised.
-            rollout = msgspec.structs.replace(rollout, error=text_of(e)) if rollout and scoring else failed
+            rollout = msgspec.structs.replace(rollout, error=error_of(e)) if rollout and scoring else failed
         timings = Timings(
             started_at=started_at,
             total=time.monotonic() - start,

@@ -52,7 +52,6 @@ SAID = {
     "Rollout.turn_rewards": "What each assistant turn earned.",
     "Rollout.metrics": "What each `@metric` method gave.",
     "Rollout.tool_faults": "What went wrong in its tool calls.",
-    "Rollout.error": "Why it failed or is unscored.",
     "Rollout.timings": "Where its time went.",
     "Rollout.schema_version": "Grows when a field changes its meaning or goes away.",
     "Task.prompt": "A text, or messages.",

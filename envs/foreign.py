@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from moonmill.blame import error_of
 from moonmill.envs.base import MultiTurnEnv
 from moonmill.envs.calls import settled
 from moonmill.envs.returned import UNBOUNDED, as_number
@@ -135,7 +136,9 @@ def score_outcome(env: ForeignEnv, env_id: str, rollout: Rollout, outcome: Outco
         if reward is not None:
             reward = as_number(f"{env_id}: the outcome's reward", reward, env.reward_bounds)
     except EnvCodeError as e:
-        return replace(scored, status=Status.FAILED, stop_reason=StopReason.SCORING_ERROR, reward=None, error=str(e))
+        return replace(
+            scored, status=Status.FAILED, stop_reason=StopReason.SCORING_ERROR, reward=None, error=error_of(e)
+        )
     scored = replace(scored, rewards=rewards | scored.rewards, metrics=metrics | scored.metrics)
     if not any(mark.kind == "reward" for mark in env._moonmill_class.marks):
         return replace(scored, reward=reward, error=None if reward is not None else f"{env_id}: the outcome has none")

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from moonmill.blame import blaming, text_of
+from moonmill.blame import blaming, error_of
 from moonmill.envs.base import MultiTurnEnv
 from moonmill.envs.calls import settled
 from moonmill.envs.returned import UNBOUNDED, as_number
@@ -47,7 +47,7 @@ def score(env: MultiTurnEnv, env_id: str, rollout: Rollout) -> Rollout:
             stop_reason=StopReason.SCORING_ERROR,
             rewards=rewards,
             metrics=metrics,
-            error=text_of(e),
+            error=error_of(e),
         )
     if unscored:
         return replace(rollout, rewards=rewards, metrics=metrics, error=f"{env_id}: {', '.join(unscored)}")

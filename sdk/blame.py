@@ -8,6 +8,12 @@ from types import FrameType
 
 from moonmill.errors import EnvCodeError, MoonmillError
 
+_LONGEST = 3000
+"""Characters of a text that is told whole."""
+_KEPT = 1000
+"""Of the beginning and of the end of a longer one. Well below half the longest: what is left is not cut a second time
+where it has become part of another text."""
+
 
 def place_of(error: BaseException) -> str:
     """`file:line` of the line to look at: the deepest one in the author's file, and where that called into."""
@@ -42,6 +48,11 @@ def text_of(error: BaseException) -> str:
             raise
         return "(its text cannot be had)"
     return text.encode("utf-8", "replace").decode()
+
+
+def error_of(error: BaseException) -> str:
+    """What a rollout's `error` says of what has ended it: logs and messages take it over, so it is not longer."""
+    return _shortened(text_of(error))
 
 
 def own_error(error: BaseException) -> MoonmillError | None:
@@ -104,7 +115,13 @@ def told_as(ours_of: Callable[[str], MoonmillError]) -> Iterator[None]:
 
 def said_of(error: BaseException) -> str:
     """Class, text and place of an error that is none of ours."""
-    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ") + f" ({place_of(error)})"
+    return f"{type(error).__name__}: {_shortened(text_of(error))}".removesuffix(": ") + f" ({place_of(error)})"
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_KEPT]} … [{len(text) - 2 * _KEPT:,} characters cut] … {text[-_KEPT:]}"
 
 
 def _is_ours(frame: FrameType) -> bool:

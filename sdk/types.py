@@ -183,6 +183,7 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
     metrics: dict[str, float] = {}
     tool_faults: tuple[ToolFault, ...] = ()
     error: str | None = None
+    """Why it failed or is unscored; what is longer than 3,000 characters is without its middle."""
     usage: Usage | None = None
     """What the requests to a chat API took, where it says so; of others `segments` tell."""
     timings: Timings = Timings()

@@ -12,7 +12,7 @@ from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from moonmill.blame import text_of
+from moonmill.blame import error_of
 from moonmill.envs.base import MultiTurnEnv
 from moonmill.envs.foreign import ForeignEnv
 from moonmill.envs.scoring import score
@@ -152,7 +152,7 @@ class _Played:
         try:
             observation, reward, terminated, truncated, _ = self._env.step(message)
         except MoonmillError as e:  # what is no answer: the infrastructure's fault, or the environment's
-            self._ended, self._error = Status.FAILED, text_of(e)
+            self._ended, self._error = Status.FAILED, error_of(e)
             raise
         self._messages += [message, *observation]
         self._rewards.append(reward)

@@ -170,6 +170,16 @@ def test_a_reward_that_raises_fails_the_rollout_with_its_place(error: BaseExcept
     assert f"test-v0: the reward 'correct' raised {type(error).__name__}: {error} ({__file__}:" in str(rollout.error)
 
 
+def test_an_endless_error_loses_its_middle_once_and_keeps_its_place() -> None:
+    """It goes into the log of every rollout, and into what a run ends with."""
+    error = str(scored(returning(RuntimeError("first " + "x" * 1_000_000 + " last"))).error)
+    assert error.startswith("test-v0: the reward 'correct' raised RuntimeError: first xxx")
+    assert f"x last ({__file__}:" in error
+    assert error.count("cut] …") == 1
+    assert "… [998,011 characters cut] …" in error
+    assert len(error) < 3000
+
+
 def test_what_was_scored_before_the_failure_is_kept() -> None:
     class Env(Many):
         @metric
