@@ -33,6 +33,15 @@ def test_value_and_gradient_of_each_estimator(estimator, value, gradient):
 
 
 @EACH
+@pytest.mark.parametrize("difference", [-1e4, -100.0, -30.0, 30.0, 1e4])
+def test_policies_that_are_far_apart_overflow_nothing_and_are_pushed_no_further(estimator, difference):
+    value, gradient = run(difference, estimator)
+    assert 0 <= abs(value) < 1e9
+    assert gradient * difference >= 0
+    assert abs(gradient) <= 1e4
+
+
+@EACH
 def test_where_the_policies_agree_there_is_no_penalty_and_no_pull(estimator):
     assert run(0.0, estimator) == (0.0, 0.0)
 

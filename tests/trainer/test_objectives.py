@@ -155,6 +155,30 @@ def test_without_staleness_every_objective_is_the_policy_gradient(
     assert kept.all()
 
 
+@of_each_pair
+@pytest.mark.parametrize("far", [40.0, 199.0, 1e4, -40.0, -1e4])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_rollout_whose_policies_are_far_apart_costs_the_others_nothing(
+    objective: Objective, correction: Correction, far: float, advantage: float
+):
+    """In float32, in which the learner computes: that no norm of gradients overflows, squares tell."""
+    # Sampled, before the updates, being trained: far apart at the first step, at the second, and at both.
+    usual = torch.tensor([[-1.0, -0.5], [-1.1, -0.5], [-1.0, -0.6]])
+    apart = torch.tensor([[0.0, 0.0, 0.0], [far, 0.0, far], [far, far, 2 * far]])
+    behaviour, proximal, logprobs = torch.cat([usual, apart - 1.0], dim=1)
+    advantages, versions = torch.full((5,), advantage), torch.full((5,), VERSION - 3)
+    mixed = ActionTokens(logprobs.requires_grad_(), behaviour, proximal, advantages, versions, VERSION, [2, 1, 1, 1])
+    loss, gradient, kept = losses(objective, correction, mixed)
+    assert loss.isfinite().all()
+    assert gradient.square().sum().isfinite()
+    assert not gradient[~kept].any()
+    alone = ActionTokens(
+        logprobs[:2].detach().requires_grad_(), behaviour[:2], proximal[:2], advantages[:2], versions[:2], VERSION, [2]
+    )
+    for whole, part in zip((loss, gradient, kept), losses(objective, correction, alone), strict=True):
+        assert torch.equal(whole[:2], part)
+
+
 @given(parts=rollouts(fresh=True))
 @settings(max_examples=25)
 def test_dis_with_ratio_one_is_reinforce(parts: list[ActionTokens]):

@@ -11,6 +11,8 @@ weights it is that of `reinforce`.
 import torch
 from torch import Tensor
 
+from moonmill.trainer.algorithms.ratios import ratio_of
+
 
 def cispo(
     logprobs: Tensor, behaviour: Tensor, advantages: Tensor, *, low: float | None, high: float
@@ -24,6 +26,6 @@ def cispo(
         low: the weight is at least 1 − low; None: no such bound.
         high: the weight is at most 1 + high.
     """
-    ratio = (logprobs.detach() - behaviour).exp()
+    ratio = ratio_of(logprobs.detach() - behaviour)
     weight = ratio.clamp(min=0.0 if low is None else 1 - low, max=1 + high)
     return -weight * advantages * logprobs, torch.ones_like(logprobs, dtype=torch.bool)

@@ -12,8 +12,8 @@ At the level of tokens ρ_t = exp(logπ_learner − logπ_rollout) is each token
 rollout have the product of theirs, which is unbiased and varies far more (arXiv 2510.13786 has the first, Liu et al.
 2025, "When speed kills stability", argue for the second).
 
-What always holds: where the two policies agree, w is 1; a weight has no gradient; a ratio that has overflowed is
-truncated or dropped like any other.
+What always holds: where the two policies agree, w is 1; a weight has no gradient; a ratio beyond the bound of
+`ratios` is truncated or dropped like any other.
 """
 
 import math
@@ -22,6 +22,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from moonmill.trainer.algorithms.ratios import ratio_of
 
 Level = Literal["token", "sequence"]
 
@@ -35,7 +37,7 @@ def tis(log_ratio: Tensor, lengths: Sequence[int], *, level: Level, cap: float) 
         level: whose ratio is truncated.
         cap: the weight is at most this.
     """
-    weights = of_level(log_ratio, lengths, level).clamp(max=math.log(cap)).exp()
+    weights = ratio_of(of_level(log_ratio, lengths, level).clamp(max=math.log(cap)))
     return weights, torch.ones_like(weights, dtype=torch.bool)
 
 
@@ -51,7 +53,7 @@ def icepop(
         low: the least ratio that counts.
         high: the greatest.
     """
-    ratio = of_level(log_ratio, lengths, level).exp()
+    ratio = ratio_of(of_level(log_ratio, lengths, level))
     counts = (ratio >= low) & (ratio <= high)
     return ratio.where(counts, 0.0), counts
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from moonmill.trainer.algorithms.ppo_clip import ppo_clip
+from moonmill.trainer.algorithms.ratios import ratio_of
 
 
 def decoupled_ppo(
@@ -40,7 +41,7 @@ def decoupled_ppo(
         high: the band ends at 1 + high.
     """
     loss, kept = ppo_clip(logprobs, proximal, advantages, low=low, high=high)
-    return (proximal - behaviour).exp() * loss, kept
+    return ratio_of(proximal - behaviour) * loss, kept
 
 
 def interpolated_proximal(logprobs: Tensor, behaviour: Tensor, versions: Tensor, version: int) -> Tensor:

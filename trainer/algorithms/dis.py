@@ -13,6 +13,8 @@ nothing is masked, and the gradient is that of the policy gradient.
 
 from torch import Tensor
 
+from moonmill.trainer.algorithms.ratios import ratio_of
+
 
 def dis(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, *, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Loss and mask of each action token, `[action tokens]` both; True in the mask counts.
@@ -24,8 +26,7 @@ def dis(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, *, low: float, 
         low: ratios down to 1 − low count.
         high: ratios up to 1 + high count.
     """
-    ratio = (logprobs.detach() - behaviour).exp()
+    ratio = ratio_of(logprobs.detach() - behaviour)
     kept = (ratio > 1 - low) & (ratio < 1 + high)
-    # where, not a product: a ratio that has overflowed to inf is masked too, and inf·0 would be nan.
     weight = ratio.where(kept, 0.0)
     return -weight * advantages * logprobs, kept

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from moonmill.trainer.algorithms.ppo_clip import clipped_surrogate
+from moonmill.trainer.algorithms.ratios import ratio_of
 
 
 def gspo(
@@ -37,5 +38,5 @@ def gspo(
     log_ratio = torch.split((logprobs - behaviour).detach(), list(lengths))
     means = torch.cat([rollout.mean().expand(len(rollout)) for rollout in log_ratio])
     # Its value is the rollout's ratio, its gradient with respect to logπ_θ too.
-    ratio = (means + (logprobs - logprobs.detach())).exp()
+    ratio = ratio_of(means + (logprobs - logprobs.detach()))
     return clipped_surrogate(ratio, advantages, low, high)

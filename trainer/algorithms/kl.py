@@ -19,6 +19,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from moonmill.trainer.algorithms.ratios import LARGEST, ratio_of
+
 Estimator = Literal["k1", "k2", "k3"]
 
 
@@ -32,7 +34,8 @@ def kl_penalty(logprobs: Tensor, reference: Tensor, estimator: Estimator) -> Ten
     """
     difference = logprobs - reference
     if estimator == "k3":
-        return (-difference).exp() - 1 + difference
+        # One bound for both: with the second part's gradient alone, what is too unlikely would become more so.
+        return ratio_of(-difference) - 1 + difference.clamp(min=-LARGEST)
     squared = difference.square() / 2
     if estimator == "k2":
         return squared

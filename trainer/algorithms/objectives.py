@@ -37,6 +37,7 @@ from moonmill.trainer.algorithms.decoupled_ppo import decoupled_ppo, interpolate
 from moonmill.trainer.algorithms.dis import dis
 from moonmill.trainer.algorithms.gspo import gspo
 from moonmill.trainer.algorithms.ppo_clip import ppo_clip
+from moonmill.trainer.algorithms.ratios import ratio_of
 from moonmill.trainer.algorithms.reinforce import reinforce
 
 
@@ -99,7 +100,7 @@ def at_bound(objective: Objective, correction: Correction, tokens: ActionTokens)
     found: Tensor | None = None
     if isinstance(objective, CispoConfig):
         old = tokens.behaviour if isinstance(correction, NoCorrectionConfig) else tokens.proximal
-        ratio = (tokens.logprobs.detach() - old).exp()
+        ratio = ratio_of(tokens.logprobs.detach() - old)
         found = (ratio > 1 + objective.high) | (ratio < (0.0 if objective.low is None else 1 - objective.low))
     if isinstance(correction, TisConfig):
         log_ratio = _learner(objective, tokens) - tokens.behaviour

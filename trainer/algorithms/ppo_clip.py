@@ -12,15 +12,14 @@ and with a dual clip c (`arXiv 1912.09729 <https://arxiv.org/abs/1912.09729>`_),
 π_old is the rollout policy, or where the loss is corrected (`corrections`) the learner's before the batch's updates.
 
 What always holds: a token that has already moved past the band in the direction its advantage points to has no
-gradient; one that moved the other way keeps it, up to a ratio of c where there is a dual clip.
+gradient; one that moved the other way keeps it, up to a ratio of c where there is a dual clip (`ratios` has another
+bound for all).
 """
 
 import torch
 from torch import Tensor
 
-_LARGEST = 80.0
-"""Log-ratios beyond it are taken for it, and without gradient: exp would overflow, and its gradient be nan even where
-the token is clipped."""
+from moonmill.trainer.algorithms.ratios import ratio_of
 
 
 def ppo_clip(
@@ -36,7 +35,7 @@ def ppo_clip(
         high: the band ends at 1 + high.
         dual: where the advantage is negative, ratios beyond this are clipped too; None: they are not.
     """
-    ratio = (logprobs - behaviour).clamp(max=_LARGEST).exp()
+    ratio = ratio_of(logprobs - behaviour)
     return clipped_surrogate(ratio, advantages, low, high, dual)
 
 
