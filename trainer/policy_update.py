@@ -38,8 +38,8 @@ class PolicyUpdate:
         self, policy: PreTrainedModel, parameters: Sequence[nn.Parameter], algorithm: ResolvedAlgorithm, config: Config
     ) -> None:
         self.suspects: list[int] = []
-        """Places in the last batch of rollouts that have log-probabilities, ours or as sampled, that are not finite;
-        only looked for where the update was left out."""
+        """Places in the last batch, once each, of rollouts that have log-probabilities, ours or as sampled, that are
+        not finite; only looked for where an update was left out."""
         self._policy = policy
         self._sampling = config.sampling
         self._algorithm = algorithm
@@ -99,7 +99,8 @@ class PolicyUpdate:
             metrics["lr"] = self._optimizer.lr(version)
             norm, done = self._optimizer.update((s.loss for s in part), version)
             if not done:
-                self.suspects += not_finite([batch[i] for i in places], [s.logprobs + s.behaviour for s in part])
+                found = not_finite([batch[i] for i in places], [s.logprobs + s.behaviour for s in part])
+                self.suspects = sorted({*self.suspects, *found})
             stats += part
             norms.append(norm)
             skipped += not done

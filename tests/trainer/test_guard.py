@@ -76,6 +76,13 @@ def test_rollouts_with_log_probabilities_that_are_not_finite_are_named(make_conf
     assert learner.step(rollouts).notice == ""
 
 
+def test_a_rollout_that_several_updates_were_left_out_for_is_named_once(make_config: MakeConfig, model_path: Path):
+    config = make_config(algorithm=msgspec.structs.replace(GRPO, updates=3), learner=LearnerConfig(batch_rollouts=8))
+    done = Learner(config).step(with_a_bad_logprob(sampled(model_path, 0, group_size=4), 2, float("nan")))
+    assert done.metrics["skipped_updates"] == 3
+    assert done.notice.endswith("not finite are the log-probabilities of rollout 2")
+
+
 @pytest.mark.parametrize("objective", [None, DisConfig()])
 def test_a_token_that_was_sampled_with_probability_0_has_no_gradient(
     make_config: MakeConfig, model_path: Path, objective: DisConfig | None
