@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from moonmill.config import Config
+from moonmill.config_io import differences
 from moonmill.errors import ConfigError
 from moonmill.trainer.algorithms.presets import resolve
 
@@ -61,19 +62,13 @@ def arms_of(modes: str | None, variations: Sequence[str]) -> tuple[Arm, ...]:
     for text in variations:
         name, colon, changes = text.partition(":")
         name = name.strip()
-        if not colon or not changes.strip():
+        overrides = tuple(_split(changes))
+        if not colon or not overrides:
             raise ConfigError(f"--vary {text:.100}: expected name:key=value,key=value, such as low:learner.lr=1e-5")
         if not _NAME.fullmatch(name):
             raise ConfigError(f"--vary {text:.100}: a name has letters, digits, '.', '-' and '_', and names a folder")
         if name in known:
             raise ConfigError(f"--vary {text:.100}: {name} is the mode of that name already: choose another")
-        overrides = tuple(_split(changes))
-        for override in overrides:
-            key = override.partition("=")[0].strip()
-            if key in _OURS:
-                raise ConfigError(
-                    f"--vary {text:.100}: {key} is decided by the comparison: it has the same for all arms"
-                )
         varied[name] = Arm(name, (*(varied[name].overrides if name in varied else ()), *overrides))
     if modes is None:
         return tuple((varied or known).values())
@@ -106,7 +101,9 @@ def plan(load: Callable[[Sequence[str]], Config], arms: Sequence[Arm], seeds: in
     configs: dict[str, Config] = {}
     for arm in arms:
         try:
-            configs[arm.name] = _with_budget(load(arm.overrides), budget)
+            config = load(arm.overrides)
+            _require_ours(base, config)
+            configs[arm.name] = _with_budget(config, budget)
         except ConfigError as e:
             raise ConfigError(f"{arm.name}: {e}") from e
     return tuple(
@@ -119,6 +116,16 @@ def plan(load: Callable[[Sequence[str]], Config], arms: Sequence[Arm], seeds: in
 def rollouts_of(config: Config) -> int:
     """How many rollouts a run trains on, with those of the critic's warm-up."""
     return (config.train.steps + _warm_up(config)) * config.learner.batch_rollouts
+
+
+def _require_ours(base: Config, config: Config) -> None:
+    changed = differences(base, config)
+    told = [f"{key} from {changed[key][0]!r:.100} to {changed[key][1]!r:.100}" for key in _OURS if key in changed]
+    if told:
+        raise ConfigError(
+            f"changes {' and '.join(told)}: the comparison decides that, the same for all arms. Leave it out here, or "
+            "change it for all with --set"
+        )
 
 
 def _with_budget(config: Config, budget: int) -> Config:
