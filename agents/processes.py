@@ -188,7 +188,8 @@ class ServerProcess:
             lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
         if not timed_out and process.returncode == _USAGE_EXIT_CODE and lines:
             raise ConfigError(f"the {self.name} refused to start: {lines[-1].removeprefix('error: ')}")
-        how = f"was not ready in {self._start_timeout:g} s" if timed_out else f"ended with {process.returncode} at once"
+        late = f"was not ready in {self._start_timeout:g} s (its start_timeout)"
+        how = late if timed_out else f"ended with {process.returncode} at once"
         words = "\n  ".join(["it said:", *lines[-_LAST_WORDS:]]) if lines else "it said nothing"
         raise WorkerDiedError(f"the {self.name} {how}; {words}\n(the whole log: {self.log_path})")
 

@@ -74,8 +74,9 @@ its preset comes to. YAML is read as a person means it: `1e-6` is a number, `yes
 other types beyond JSON's are refused.
 
 On `--resume`, `engine`, `async`, `eval`, `sandbox`, `alarms` and `train` (but for `train.seed`, and for `train.steps`
-where a learning rate falls over them) may differ from what the run was begun with; what is trained may not, but where
-and in how much memory it is may: `learner.device`, `learner.gradient_checkpointing`, `learner.micro_batch_tokens`.
+where a learning rate falls over them) may differ from what the run was begun with; what is trained may not, but where,
+in how much memory and in what time it is may: `learner.device`, `learner.gradient_checkpointing`,
+`learner.micro_batch_tokens`, `learner.start_timeout`, `learner.step_timeout`.
 A run has begun once a rollout has finished. Until then, as after an engine that refused to start, `train` begins it
 again, with whatever config. So does `train --resume`, but it wants a run directory: where that is missing or has no
 `config.yaml` yet, it is refused. What is in a run directory: [runs.md](runs.md).

@@ -216,6 +216,8 @@ class LearnerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     warning tells of operations that have none."""
     threads: PositiveInt = 1
     """CPU threads it computes with."""
+    start_timeout: PositiveFloat = 600.0
+    """Seconds until the learner must be ready, with its model loaded."""
     step_timeout: PositiveFloat = 1800.0
     """Seconds a single learner step may take."""
 

@@ -28,8 +28,11 @@ from moonmill.errors import RunDirectoryError, RunError
 
 _FIXED = ("env", "model", "sampling", "algorithm", "learner", "train.seed")
 """What is trained: it stays what it was for the whole of a run."""
-_FREE = ("learner.device", "learner.gradient_checkpointing", "learner.micro_batch_tokens")
-"""What of that may differ all the same: where it is computed, and in how much memory."""
+_FREE = (
+    *("learner.device", "learner.gradient_checkpointing", "learner.micro_batch_tokens"),
+    *("learner.start_timeout", "learner.step_timeout"),
+)
+"""What of that may differ all the same: where it is computed, in how much memory, and in what time."""
 _LOCK_SECONDS = 1.0
 """Who looks whether a run is in use holds its lock for an instant: to be refused takes longer."""
 _LOCK_POLL_SECONDS = 0.02

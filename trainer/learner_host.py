@@ -22,9 +22,6 @@ from moonmill.trainer.ledger import Ledger
 from moonmill.trainer.messages import StepAnswer
 from moonmill.types import Rollout
 
-_START_TIMEOUT = 300.0
-
-
 _REPRODUCED = ("policy_loss", "grad_norm", "value_loss", "critic_grad_norm")
 """Metrics that any difference in weights or rollouts would change."""
 
@@ -68,7 +65,8 @@ class LearnerHost:
         file.write_bytes(msgspec.json.encode(config))
         argv = [sys.executable, "-P", "-m", "moonmill.trainer.learner_server", "--config", str(file)]
         argv += ["--run-dir", str(run.path), "--port", "0", "--exit-with-stdin"]
-        self.server = ServerProcess("learner", argv, log_path=run.logs / "learner.log", start_timeout=_START_TIMEOUT)
+        timeout = config.learner.start_timeout
+        self.server = ServerProcess("learner", argv, log_path=run.logs / "learner.log", start_timeout=timeout)
         self._client: LearnerClient
 
     @asynccontextmanager

@@ -89,7 +89,7 @@ def test_a_changed_config_is_refused_with_the_keys_that_differ_and_nothing_else(
         "  train.seed: 0 then, 3 now",
         "Set them back, or start a new run (another run_dir). On --resume may differ: engine, async, eval, "
         "sandbox, alarms, learner.device, learner.gradient_checkpointing, learner.micro_batch_tokens, "
-        "and train but for train.seed",
+        "learner.start_timeout, learner.step_timeout, and train but for train.seed",
     ]
     assert "level: 1" in run.config.read_text()
 
