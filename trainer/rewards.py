@@ -1,4 +1,4 @@
-"""Notices when every reward is the same: then no rollout is better than another, and nothing is learned.
+"""Notices when every reward is the same: then no rollout is better than another, and little is learned.
 
 A pure function and a state machine, without I/O.
 """
@@ -25,10 +25,29 @@ def alike(rewards: Iterable[tuple[str | None, float | None]]) -> int:
     return sum(len(of) for group, of in compared.items() if len({*of}) == 1 and (group is not None or len(of) > 1))
 
 
-class RewardWatch:
-    """Looks at the rewards of each batch."""
+def learned_of_alike(*, in_groups: bool, critic: bool) -> str:
+    """What rewards that are all the same still teach, in words.
 
-    def __init__(self) -> None:
+    Args:
+        in_groups: they are compared in their groups, else in the batch.
+        critic: there is one.
+    """
+    if in_groups:
+        return "their rewards teach the policy nothing"
+    if critic:
+        return "they teach the critic, and the policy only where the critic was wrong"
+    return "the policy learns from them only where their tasks came out otherwise before"
+
+
+class RewardWatch:
+    """Looks at the rewards of each batch.
+
+    Args:
+        critic: the run has one.
+    """
+
+    def __init__(self, *, critic: bool) -> None:
+        self._critic = critic
         self._value: float | None = None
         self._count = self._truncated = self._faulty = 0
         self._told = False
@@ -48,8 +67,9 @@ class RewardWatch:
         if self._count < _MANY:
             return None
         self._told = True
+        learned = learned_of_alike(in_groups=rollouts[0].group is not None, critic=self._critic)
         return (
-            f"every reward of the last {self._count} rollouts is {value:g}, so there is nothing to learn from them. "
+            f"every reward of the last {self._count} rollouts is {value:g}: {learned}. "
             f"{self._truncated / self._count:.0%} of them were truncated, {self._faulty / self._count:.0%} had tool "
             "errors. See `moonmill inspect --rollouts`: a limit may be too low, the tasks too hard or too easy, or the "
             "reward wrong"

@@ -76,7 +76,7 @@ class Watch:
         """Learner steps before the first policy update: nothing goes back behind them."""
         self._critic = algorithm.critic
         self._critic_ready = recovery.critic_ready or not most_steps(algorithm.critic)
-        self._rewards = RewardWatch()
+        self._rewards = RewardWatch(critic=algorithm.critic is not None)
         self._mismatch = MismatchWatch(config)
         self._lora = config.model.lora is not None
         # GSPO clips a large share of the tokens by design: its paper shows 15%, with batches that are never stale.

@@ -7,6 +7,7 @@ from rich.console import Console
 from moonmill.cli.figures import NONE, number, seconds, share
 from moonmill.cli.output import table
 from moonmill.reporting import Alike, EvalResult, Summary
+from moonmill.trainer.rewards import learned_of_alike
 from moonmill.types import ToolFault
 
 _FAULTS_SHOWN = 8
@@ -146,18 +147,14 @@ def _alike(a: Alike) -> str:
 
 def _advice(a: Alike, *, critic: bool) -> str:
     if a.in_groups:
-        learned = "their rewards teach the policy nothing"
         rest = "async.filters.zero_std, which trains on other groups instead"
     else:
-        learned = "the policy learns from them only where their tasks came out otherwise before"
-        if critic:
-            learned = "they teach the critic, and the policy only where the critic was wrong"
         rest = "async.filters.success_rate, which passes over tasks that always or never succeed"
     wanted = (
         "tasks that are solved now and then (easier ones, where none is), another model, or a reward with steps between"
     )
     filtered = f", or {rest}" * (a.rollouts < 1)  # Of rollouts that are all alike a filter leaves none.
-    return f"{learned}: take {wanted}{filtered}"
+    return f"{learned_of_alike(in_groups=a.in_groups, critic=critic)}: take {wanted}{filtered}"
 
 
 def _critic(health: Mapping[str, float]) -> str:
