@@ -45,4 +45,6 @@ def wilson(successes: int, samples: int) -> tuple[float, float]:
     spread = _Z95 * math.sqrt(p * (1 - p) / samples + _Z95**2 / (4 * samples**2))
     scale = 1 + _Z95**2 / samples
     centre = p + _Z95**2 / (2 * samples)
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    # At the ends the bound is the end itself, but for rounding.
+    low = (centre - spread) / scale if successes else 0.0
+    return low, (centre + spread) / scale if successes < samples else 1.0

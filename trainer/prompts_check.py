@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from moonmill.agents.rendering import TurnRenderer
 
 _TASKS_LOOKED_AT = 16
+_LITTLE = 0.25
+"""Share of a turn's most tokens; where less is left, most turns are likely to be cut off."""
 
 
 def describe_renderer(config: Config) -> str:
@@ -64,7 +66,14 @@ def describe_prompts(config: Config) -> str | Warned:
             )
         longest = max(longest, tokens)
     fits = f"up to {longest} of {config.model.max_length} tokens in the first {_TASKS_LOOKED_AT} tasks"
-    warning = warning_of_untold(renderer, env.tool_specs, config.env.id)
+    warnings = [warning_of_untold(renderer, env.tool_specs, config.env.id)]
+    room, turn = config.model.max_length - longest, config.sampling.max_tokens
+    if room < _LITTLE * turn:
+        warnings.append(
+            f"the longest leaves {room} tokens for all that follows, and one turn may take {turn} "
+            "(sampling.max_tokens): raise model.max_length"
+        )
+    warning = "; ".join(filter(None, warnings))
     return Warned(fits, warning) if warning else fits
 
 

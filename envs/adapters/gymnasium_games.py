@@ -73,11 +73,13 @@ class _GymnasiumGame(MultiTurnEnv):
     ) -> None:
         name, known = _known(id)
         self.game = _opened(id, known, kwargs)
+        if not name and self.game.spec:
+            name = self.game.spec.name
         self._told = known.told if known else None
         self.actions = ActionSpace(self.game.action_space, actions or (known.actions if known else ()))
         if not self._told and self.game.render_mode != "ansi":
             check_observations(self.game.observation_space)
-        rules = rules or (known.rules if known else f"Play {name}.")
+        rules = rules or (known.rules if known else f"Play {name or 'a game'}.")
         self._prompt = f"{rules}\n{self.how_to_answer} An action is {self.actions.words}."
         self.max_turns = max_turns or (self.game.spec and self.game.spec.max_episode_steps) or _MAX_TURNS
         self.terminated = self.truncated = False
@@ -173,9 +175,9 @@ class ToolGame(_GymnasiumGame):
 
 
 def _known(id: str | Callable[[], Game]) -> tuple[str, Known | None]:
-    """What the game is called, and what is known of it."""
+    """What the game is called, and what is known of it; of what a function makes, nothing."""
     if not isinstance(id, str):
-        return getattr(id, "__name__", "a game"), None
+        return "", None
     try:
         spec = gymnasium.spec(id)
     except (gymnasium.error.Error, ImportError) as e:

@@ -58,8 +58,11 @@ def new(name: str, parent: Path) -> None:
     NAME is of small letters, digits and dashes. Nothing is ever overwritten.
     """
     from moonmill.cli.output import console
+    from moonmill.registry import list_envs
 
     names = names_of(name)
+    if names.env_id in {spec.id for spec in list_envs()}:
+        raise ConfigError(f"{name}: there is an environment {names.env_id} already: choose another name")
     folder = parent / names.name
     write(names, folder)
     out = console()

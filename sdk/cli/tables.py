@@ -109,7 +109,7 @@ def _facts(s: Summary) -> Iterable[tuple[str, str]]:
     if s.alike and s.alike.rollouts:
         yield "alike rewards", _alike(s.alike)
         if s.alike.rollouts > _MOST:
-            yield "", _advice(s.alike, critic=s.critic_lr is not None)
+            yield "", _advice(s.alike, critic=s.critic_lr is not None, cut_off=s.truncated or 0.0)
     yield "truncated", share(s.truncated)
     yield "dropped", _counts(s.dropped)
     yield "failed or unscored", _counts(s.failed)
@@ -145,7 +145,7 @@ def _alike(a: Alike) -> str:
     return f"{told}; in {a.steps} of {a.of_steps} steps all have"
 
 
-def _advice(a: Alike, *, critic: bool) -> str:
+def _advice(a: Alike, *, critic: bool, cut_off: float) -> str:
     if a.in_groups:
         rest = "async.filters.zero_std, which trains on other groups instead"
     else:
@@ -153,6 +153,8 @@ def _advice(a: Alike, *, critic: bool) -> str:
     wanted = (
         "tasks that are solved now and then (easier ones, where none is), another model, or a reward with steps between"
     )
+    if cut_off > _MOST:
+        wanted = f"more room, for {share(cut_off)} were cut off (sampling.max_tokens, model.max_length), {wanted}"
     filtered = f", or {rest}" * (a.rollouts < 1)  # Of rollouts that are all alike a filter leaves none.
     return f"{learned_of_alike(in_groups=a.in_groups, critic=critic)}: take {wanted}{filtered}"
 

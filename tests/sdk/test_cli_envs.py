@@ -120,6 +120,13 @@ def test_a_new_package_works_and_is_found_by_its_entry_point(here: Path) -> None
     assert subprocess.run(lint, cwd=package, check=False).returncode == 0
 
 
+def test_an_environment_has_an_id_of_its_own(here: Path) -> None:
+    result = run("new", "calculator")
+    assert result.exit_code == 2
+    assert "there is an environment calculator-v0 already: choose another name" in result.stderr
+    assert not (here / "calculator").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "better"),
     [

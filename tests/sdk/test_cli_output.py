@@ -234,6 +234,11 @@ def test_a_summary_tells_how_many_rollouts_taught_little_and_what_to_do_where_it
     assert advice is None or re.search(advice, text, re.MULTILINE)
 
 
+def test_of_rollouts_that_are_alike_because_they_were_cut_off_that_is_told() -> None:
+    text = printed(msgspec.structs.replace(SUMMARY, alike=Alike(True, 1.0, 40, 40), critic_lr=None, truncated=0.96))
+    assert "take more room, for 96.0% were cut off (sampling.max_tokens, model.max_length), tasks that" in text
+
+
 def test_a_summary_in_json_has_every_key(capsys):
     print_json(Summary(run="r", status="running", steps=0, version=0))
     data = json.loads(capsys.readouterr().out)

@@ -57,3 +57,4 @@ def test_wilsons_interval_of_none_of_100_is_not_nothing() -> None:
     assert wilson(0, 100) == pytest.approx((0.0, 0.03699), abs=1e-5)
     assert wilson(50, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
     assert wilson(0, 0) == (0.0, 1.0)
+    assert all(wilson(0, n)[0] == 0.0 and wilson(n, n)[1] == 1.0 for n in range(1, 50))

@@ -95,6 +95,7 @@ def config(tmp_path: Path) -> Config:
     return Config(
         env=EnvConfig(f"{tmp_path / 'env.py'}:Fine"),
         model=ModelConfig(str(POLICY), max_length=64),
+        sampling=Sampling(max_tokens=32),
         run_dir=str(tmp_path / "run"),
     )
 
@@ -217,6 +218,16 @@ def test_what_the_chat_format_can_do_is_told(template: Callable[..., Config]) ->
     assert checks["renderer"].detail == "default: system messages, tools, parallel calls, reasoning"
     assert checks["prompts"].ok
     assert not checks["prompts"].warning
+
+
+def test_a_prompt_that_leaves_less_than_a_turn_may_take_is_warned_of(config: Config) -> None:
+    detail = found(config)["prompts"].detail
+    longest = int(detail.removeprefix("up to ").partition(" ")[0])
+    tight = replace(config, model=replace(config.model, max_length=longest + 5))
+    assert found(tight)["prompts"].warning == (
+        f"the longest leaves 5 tokens for all that follows, and one turn may take {config.sampling.max_tokens} "
+        "(sampling.max_tokens): raise model.max_length"
+    )
 
 
 @pytest.mark.parametrize(

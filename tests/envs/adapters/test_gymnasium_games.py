@@ -282,3 +282,9 @@ def test_a_function_that_makes_no_game_is_told() -> None:
     not_one: Any = dict
     with pytest.raises(EnvCodeError, match=r"should make a gymnasium\.Env"):
         from_gymnasium(not_one)
+
+
+def test_what_a_function_makes_has_its_games_name_and_nothing_else_that_is_known_of_it() -> None:
+    env = from_gymnasium(lambda: gymnasium.make("Taxi-v4"))
+    env.reset(seed=0)
+    assert env.messages[0].content.startswith("Play Taxi.\n")
