@@ -1,5 +1,6 @@
 """What is said of a step that is done again, and how long a learner may take to start."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ async def test_a_learner_has_its_start_timeout_to_get_ready(tmp_path: Path) -> N
         engine=EngineConfig(max_restarts=0),
     )
     run = RunDirectory.create(tmp_path / "run", config)
-    host = LearnerHost(config, run, Ledger(run), lambda kind, **data: None, (1,))
+    host = LearnerHost(config, run, Ledger(run), lambda kind, **data: None, (1,), nullcontext)
     with pytest.raises(WorkerDiedError, match=r"the learner was not ready in 0\.01 s \(its start_timeout\)"):
         async with host.running():
             pass
