@@ -15,6 +15,7 @@ from openai import APIStatusError, AsyncOpenAI, AuthenticationError, BadRequestE
 
 from moonmill import Action, Message, Observation, Rollout, Sampling, Status, StopReason, Task, ToolCall, reward
 from moonmill.agents.client import InferenceClient
+from moonmill.agents.human import HumanAgent
 from moonmill.agents.policy import PolicyAgent
 from moonmill.agents.processes import ServerProcess
 from moonmill.agents.rendering import load_renderer
@@ -402,14 +403,14 @@ async def test_an_engine_that_is_gone_fails_the_rollout_whatever_the_program_mak
 
 
 async def test_a_player_who_leaves_is_no_failure_of_the_engine() -> None:
-    def leave(messages: Sequence[Message]) -> Message:
+    def leave() -> str:
         raise EOFError
 
     async def program(client: AsyncOpenAI, model: Endpoint) -> None:
         await converse(client, asking())
 
     with pytest.raises(EOFError):
-        await run(program, ScriptedAgent(leave))
+        await run(program, HumanAgent(leave, print, print))
 
 
 async def test_a_key_is_worth_nothing_after_its_episode() -> None:

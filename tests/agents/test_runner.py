@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -277,6 +278,51 @@ def test_an_agent_that_raises_is_blamed_with_the_place() -> None:
     assert ended(rollout) == (Status.FAILED, StopReason.ENGINE_ERROR, None)
     line = script.__code__.co_firstlineno + 1
     assert rollout.error == f"the agent raised KeyError: 'answer' ({__file__}:{line})"
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit(3), KeyboardInterrupt(), EOFError(), GeneratorExit(), CancelledError(), BaseException("odd")]
+)
+def test_whatever_a_script_raises_fails_its_episode_alone(raised: BaseException) -> None:
+    def script(messages: Sequence[Message]) -> str:
+        raise raised
+
+    rollout = play(Env, ScriptedAgent(script))
+    assert ended(rollout) == (Status.FAILED, StopReason.ENGINE_ERROR, None)
+    assert str(rollout.error).startswith(f"the agent raised {type(raised).__name__}")
+
+
+async def _later(messages: Sequence[Message]) -> str:
+    return "42"
+
+
+@pytest.mark.parametrize(
+    ("script", "returned"),
+    [
+        (lambda _: None, "None"),
+        (lambda _: {"content": "42"}, "{'content': '42'}"),
+        (lambda _: Message("user", "42"), "Message(role='user', content='42', "),
+        (lambda _: Message("assistant", 42), "Message(role='assistant', content=42, "),
+        (_later, "<coroutine object _later"),
+    ],
+)
+def test_a_script_that_returns_no_message_of_the_assistant_is_named(script: Any, returned: str) -> None:
+    rollout = play(Env, ScriptedAgent(script, "rule.py:play"))
+    assert ended(rollout) == (Status.FAILED, StopReason.ENGINE_ERROR, None)
+    assert str(rollout.error).startswith(f"the script rule.py:play returned {returned}")
+    assert str(rollout.error).endswith(": expected a text or a Message of the assistant")
+
+
+def test_a_script_that_hangs_is_left_behind() -> None:
+    async def main() -> None:
+        runner = EpisodeRunner("env", Env, ScriptedAgent(lambda _: str(freed.wait(30))))
+        with anyio.move_on_after(0.1) as scope:
+            await runner.run(TASK, id="r", seed=0)
+        assert scope.cancelled_caught
+
+    start = time.monotonic()
+    anyio.run(main)
+    assert time.monotonic() - start < 10
 
 
 def test_messages_that_cannot_be_rendered_are_the_agents_fault() -> None:
