@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from moonmill.cli.options import NonNegative, json_option, set_option
 from moonmill.cli.results import Command
-from moonmill.cli.scripts import agent_called, agent_option
+from moonmill.cli.scripts import agent_called, agent_option, whole
 from moonmill.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def evaluate(
         if useless := [name for name, value in {**given, "--temperature": temperatures}.items() if value]:
             raise ConfigError(f"--agent: a script plays, which has no use for {', '.join(useless)}: leave that out")
         temperatures = (0.0,)  # it has none
+    out = out and out.absolute()  # what is imported may change the working directory
     if api is not None and model is None:
         raise ConfigError("--api: say with --model what the model is called there")
     if api is None and api_key_env is not None:
@@ -129,11 +130,11 @@ def _other(player: str | None, api: str | None, model: str | None, api_key_env: 
     from moonmill.trainer.players import Api, Scripted
 
     if player is not None:
-        agent = agent_called(player)
+        name = whole(player)
+        agent = agent_called(name)
         if agent is None:
             raise ConfigError("--agent: a person plays one episode at a time, with `moonmill envs play`: give a script")
-        file, colon, function = player.rpartition(":")
-        return Scripted(agent, f"{Path(file).resolve()}{colon}{function}" if file.endswith(".py") else player)
+        return Scripted(agent, name)
     if api is None or model is None:
         return None
     behind = Api(api, model, api_key_env)

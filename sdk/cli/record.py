@@ -11,7 +11,7 @@ import click
 from moonmill.cli.options import args_option, json_option, sandbox_option
 from moonmill.cli.play import Chosen, episode_options, play_by_hand
 from moonmill.cli.results import Command
-from moonmill.cli.scripts import HUMAN, agent_called, agent_option
+from moonmill.cli.scripts import HUMAN, agent_called, agent_option, whole
 from moonmill.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,9 +46,10 @@ def record(chosen: Chosen, out: Path, player: str, as_json: bool) -> None:
     from moonmill.types import Rollout
 
     screen = console(sys.stderr if as_json else None)
-    agent = agent_called(player)
-    known = {rollout.id for rollout in read_jsonl(out, Rollout)}
-    with closing(JsonlWriter(out)) as writer:
+    file = out.absolute()  # what is imported may change the working directory
+    agent = agent_called(whole(player))
+    known = {rollout.id for rollout in read_jsonl(file, Rollout)}
+    with closing(JsonlWriter(file)) as writer:
         rollout = play_by_hand(chosen, screen) if agent is None else chosen.played_by(agent, chosen.factory())
         rollout = replace(rollout, id=_free(rollout.id, known))
         if why := undecided(rollout):

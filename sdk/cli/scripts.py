@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -28,6 +29,12 @@ def agent_option(default: str | None) -> Callable[[F], F]:
     )
 
 
+def whole(player: str) -> str:
+    """`--agent` with a file by its whole path: what is imported may change the working directory."""
+    file, colon, function = player.rpartition(":")
+    return f"{Path(file).resolve()}{colon}{function}" if file.endswith(".py") else player
+
+
 def agent_called(player: str) -> "Agent | None":
     """The agent of `--agent`, None for a person.
 
@@ -47,4 +54,4 @@ def agent_called(player: str) -> "Agent | None":
         raise ConfigError(
             f"--agent: {player!r} is neither human nor random, nor a place such as file.py:function{hint}"
         )
-    return ScriptedAgent(resolve(player, "function"))
+    return ScriptedAgent(resolve(player, "function"), player)

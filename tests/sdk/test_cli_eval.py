@@ -53,6 +53,32 @@ def test_a_script_is_evaluated_kept_gone_on_with_and_refused_once_it_was_changed
     assert "player.agent: " in other.stderr
 
 
+def test_of_a_decorated_script_the_file_that_is_named_counts(here: Path) -> None:
+    (here / "beside.py").write_text(
+        "import functools\n\ndef polite(say):\n    @functools.wraps(say)\n    def said(messages):\n"
+        "        return say(messages)\n    del said.__wrapped__\n    said.__module__ = __name__\n    return said\n"
+    )
+    script = "import functools\nfrom beside import polite\n\n@polite\ndef decorated(messages):\n    return '1'\n\n"
+    script += "partial = functools.partial(decorated)\n"
+    for name in ("decorated", "partial"):
+        command = ("calculator-v0", "--agent", f"named.py:{name}", "--tasks", "1", "--out", name)
+        (here / "named.py").write_text(script)
+        played = evaluate(*command)
+        assert played.exit_code == 0, played.output
+        assert read_settings(here / name).player["code"]
+        (here / "named.py").write_text(f"{script}# changed\n")
+        changed = evaluate(*command)
+        assert (changed.exit_code, "player.code: " in changed.stderr) == (2, True), changed.output
+
+
+def test_a_script_that_changes_the_working_directory_changes_neither_its_name_nor_the_folder(here: Path) -> None:
+    (here / "away").mkdir()
+    (here / "leaves.py").write_text("import os\nos.chdir('away')\n\ndef play(messages):\n    return '1'\n")
+    played = evaluate("calculator-v0", "--agent", "leaves.py:play", "--tasks", "1", "--out", "kept")
+    assert played.exit_code == 0, played.output
+    assert read_settings(here / "kept").player["agent"] == f"{here / 'leaves.py'}:play"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
