@@ -1,8 +1,8 @@
 """Who plays an evaluation: a model behind an engine, one behind a chat API, or a script."""
 
 import hashlib
-import inspect
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -66,7 +66,7 @@ def describe_player(config: Config, other: Other | None) -> dict[str, Any]:
     if isinstance(other, Api):
         return {"api": other.url, "model": other.model}
     if isinstance(other, Scripted):
-        code = {"code": _digest(other.agent.script)} if isinstance(other.agent, ScriptedAgent) else {}
+        code = {"code": _digest(other.name)} if isinstance(other.agent, ScriptedAgent) else {}
         return {"agent": other.name, **code}
     names = ("path", "max_length", "dtype", "renderer", "tool_format")
     return {"engine": config.engine.type, **{name: plain(config.model)[name] for name in names}}
@@ -132,11 +132,11 @@ async def _policy(
         )
 
 
-def _digest(script: object) -> str:
-    """Of the source of the module that a script stands in; empty where there is none."""
-    try:
-        module = inspect.getmodule(script)
-        source = inspect.getsource(module) if module else ""
-    except (OSError, TypeError):  # it has no file, or one that is not Python's
-        source = ""
-    return hashlib.blake2b(source.encode(), digest_size=8).hexdigest() if source else ""
+def _digest(place: str) -> str:
+    """Of the file that `file.py:function` or `module:function` names; empty where a module has none.
+
+    What the function itself says of its module would be wrong where it is decorated.
+    """
+    name = place.rpartition(":")[0]
+    file = Path(name if name.endswith(".py") else getattr(sys.modules.get(name), "__file__", None) or "")
+    return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else ""
