@@ -76,7 +76,8 @@ def _is_answer(message: object) -> bool:
         and message.role == "assistant"
         and isinstance(message.content, str)
         and isinstance(message.reasoning, str | None)
-        and all(isinstance(c, ToolCall) and isinstance(c.id, str) and isinstance(c.name, str) for c in message.tool_calls)
+        and all(isinstance(call, ToolCall) and isinstance(call.name, str) for call in message.tool_calls)
+        and all(isinstance(call.id, str) for call in message.tool_calls)
     )
 
 
