@@ -135,7 +135,7 @@ def envs_in(file: str) -> tuple[str, ...]:
     Raises:
         RegistryError: there is no such file, or it cannot be imported.
     """
-    module = _load_file(_file(file))
+    module = _load(file, "environment")
     classes = [(name, found) for name, found in vars(module).items() if inspect.isclass(found)]
     return tuple(
         f"{file}:{name}"
@@ -211,7 +211,7 @@ def resolve(place: str, what: str = "environment class") -> Callable[..., Any]:
         RegistryError: there is no such file or module, it cannot be imported, or has nothing of that name to call.
     """
     module_name, _, attribute = place.rpartition(":")
-    module = _load_file(_file(module_name)) if module_name.endswith(".py") else _load_module(module_name)
+    module = _load(module_name, "script" if what == "function" else "environment")
     found = getattr(module, attribute, None)
     if not callable(found):
         of_kind, kind = (inspect.isfunction, "function") if what == "function" else (inspect.isclass, "class")
@@ -223,23 +223,24 @@ def resolve(place: str, what: str = "environment class") -> Callable[..., Any]:
     return result
 
 
-def _file(name: str) -> Path:
-    # os.path, unlike Path, takes a name that no file can have for one that does not exist.
-    if not os.path.isfile(name):
-        raise RegistryError(f"there is no environment file {os.path.abspath(name):.300}")
-    return Path(name).resolve()
-
-
-def _load_module(name: str) -> ModuleType:
+def _load(name: str, of: str) -> ModuleType:
+    """A file or module; `of` says what it is one of."""
+    if name.endswith(".py"):
+        # os.path, unlike Path, takes a name that no file can have for one that does not exist.
+        if not os.path.isfile(name):
+            raise RegistryError(f"there is no {of} file {os.path.abspath(name):.300}")
+        path = Path(name).resolve()
+        with _importing(f"the {of} file {path}"):
+            return _load_file(path)
     if not name.startswith("moonmill."):  # ours stand beside nothing of the author's
         _import_from(os.getcwd())
-    with _importing(f"the environment's module {name!r}"):
+    with _importing(f"the {of}'s module {name!r}"):
         return importlib.import_module(name)
 
 
 @cache
 def _load_file(path: Path) -> ModuleType:
-    """The module of a file. It is run once, however many environments of it are made."""
+    """The module of a file. It is run once, however many environments of it are made. What it raises is raised here."""
     name = f"moonmill_env_{path.stem}_{abs(hash(path)):x}"
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
@@ -248,9 +249,8 @@ def _load_file(path: Path) -> ModuleType:
     _import_from(str(path.parent))
     sys.modules[name] = module  # Type hints are looked up there while the class is made.
     try:
-        with _importing(f"the environment file {path}"):
-            module_spec.loader.exec_module(module)
-    except RegistryError:
+        module_spec.loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
         raise
     return module
