@@ -14,6 +14,8 @@ from moonmill.cli.scripts import agent_called, agent_option, whole
 from moonmill.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from moonmill.config import Config
     from moonmill.reporting import EvalResult
     from moonmill.trainer.evaluate import Request
@@ -84,8 +86,14 @@ def evaluate(
     of --agent.
     """
     if compare is not None:
-        if targets:
-            raise ConfigError("--compare: give two folders of `moonmill eval --out` and nothing to play")
+        asked = {"--model": model, "--api": api, "--api-key-env": api_key_env, "--agent": player, "--tasks": tasks}
+        asked |= {"--samples": samples, "--temperature": temperatures, "--prices": prices, "--out": out}
+        useless = _given({**asked, "--set": overrides})
+        if targets or useless:
+            raise ConfigError(
+                "--compare: two folders of `moonmill eval --out` are compared and nothing is played: leave out "
+                + ", ".join((*targets, *useless))
+            )
         _compare(*compare, as_json)
         return
     if not targets:
@@ -94,8 +102,8 @@ def evaluate(
     from moonmill.trainer.validate import FOR_OTHERS, FOR_PLAYING, require_valid
 
     if player is not None:
-        given = {"--model": model, "--api": api, "--api-key-env": api_key_env, "--prices": prices}
-        if useless := [name for name, value in {**given, "--temperature": temperatures}.items() if value]:
+        played = {"--model": model, "--api": api, "--api-key-env": api_key_env, "--prices": prices}
+        if useless := _given({**played, "--temperature": temperatures}):
             raise ConfigError(f"--agent: a script plays, which has no use for {', '.join(useless)}: leave that out")
         temperatures = (0.0,)  # it has none
     out = out and out.absolute()  # what is imported may change the working directory
@@ -119,6 +127,11 @@ def evaluate(
         _print(results, None if player else config.sampling)
     if len(results) < len(envs) * len({*config.eval.temperatures}):
         click.get_current_context().exit(1)  # what came to nothing was told
+
+
+def _given(options: "Mapping[str, object]") -> list[str]:
+    """The names of those that have a value on the command line."""
+    return [name for name, value in options.items() if value not in (None, ())]
 
 
 def _other(player: str | None, api: str | None, model: str | None, api_key_env: str | None) -> "Other | None":

@@ -84,6 +84,8 @@ def test_a_script_that_changes_the_working_directory_changes_neither_its_name_no
     [
         (("--agent", "randon"), "did you mean random?"),
         (("--agent", "script.py:exprt"), "no function 'exprt'; it defines: expert"),
+        (("--agent", "none.py:f"), "there is no script file "),
+        (("--agent", "no_such_module:f"), "the script's module 'no_such_module' cannot be imported"),
         (("--agent", "human"), "--agent: a person plays one episode at a time, with `moonmill envs play`"),
         (("--agent", "random", "--model", "."), "a script plays, which has no use for --model: leave that out"),
         (
@@ -94,6 +96,19 @@ def test_a_script_that_changes_the_working_directory_changes_neither_its_name_no
 )
 def test_what_a_script_has_no_use_for_is_refused(arguments: tuple[str, ...], words: str) -> None:
     result = evaluate("calculator-v0", *arguments)
+    assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("calculator-v0",), "leave out calculator-v0"),
+        (("--agent", "random", "--tasks", "4", "--model", "q"), "leave out --model, --agent, --tasks"),
+        (("--out", "o", "--set", "eval.tasks=1", "--temperature", "0"), "leave out --temperature, --out, --set"),
+    ],
+)
+def test_what_a_comparison_has_no_use_for_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    result = evaluate("--compare", "a", "b", *arguments)
     assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
 
 
