@@ -8,6 +8,7 @@ uses for it, over the `renderers` package. What always holds:
 - `parse` never raises: an attempt at a call that cannot be read is a `ToolCall` with its `error`; the episode goes on.
 """
 
+import codecs
 import difflib
 import re
 from collections.abc import Mapping, Sequence
@@ -263,7 +264,7 @@ def _named_in(folder: Path) -> ModelFile:
     if not path.is_file():
         return ModelFile("auto")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ModelFile)
+        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=ModelFile)
     except msgspec.MsgspecError as e:
         raise RenderError(f'{path} should read {{"renderer": "package.module:Class"}}, but: {e}') from e
 

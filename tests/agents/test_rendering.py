@@ -191,6 +191,12 @@ def test_the_vocabulary_that_gpt_oss_lacks_without_a_network_is_told(
         load_renderer(bytes_dir, "gpt-oss")
 
 
+def test_a_model_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = save_compact(tmp_path) / MODEL_FILE
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert load_renderer(tmp_path).name == "moonmill.agents.compact:CompactRenderer"
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"renderer": 3}', '{"renderer": "qwen3", "more": 1}'])
 def test_a_damaged_model_file_is_an_error(tmp_path: Path, text: str) -> None:
     save_compact(tmp_path)
