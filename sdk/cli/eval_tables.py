@@ -8,7 +8,7 @@ from moonmill.cli.figures import NONE, number, share
 from moonmill.cli.output import table
 from moonmill.cli.tables import print_failures
 from moonmill.reporting import Estimate, EvalResult, LevelResult
-from moonmill.trainer.eval_compare import EvalComparison, Paired
+from moonmill.trainer.eval_compare import Contrast, EvalComparison, Paired
 from moonmill.types import Sampling
 
 _IDS_SHOWN = 10
@@ -68,9 +68,7 @@ def print_contrasts(out: Console, found: EvalComparison) -> None:
         numbers=True,
     )
     for c in found.contrasts:
-        temperature = f"{c.temperature_a:g}"
-        if c.temperature_b != c.temperature_a:
-            temperature += f" and {c.temperature_b:g}"
+        temperature = _temperatures(c)
         for name, paired in (("success", c.success), ("reward", c.reward)):
             grid.add_row(c.env, temperature, str(c.tasks), name, *_paired(paired, percent=name == "success"))
     out.print(grid)
@@ -79,7 +77,13 @@ def print_contrasts(out: Console, found: EvalComparison) -> None:
         for side, ids in (("A", c.only_a), ("B", c.only_b)):
             if ids:
                 more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
-                out.print(f"{c.env}: {len(ids)} tasks scored in {side} alone: {', '.join(ids[:_IDS_SHOWN])}{more}")
+                where = f"{c.env} at T = {_temperatures(c)}"
+                out.print(f"{where}: {len(ids)} tasks scored in {side} alone: {', '.join(ids[:_IDS_SHOWN])}{more}")
+
+
+def _temperatures(contrast: Contrast) -> str:
+    a, b = contrast.temperature_a, contrast.temperature_b
+    return f"{a:g}" if a == b else f"{a:g} and {b:g}"
 
 
 def _narrowed(sampling: Sampling) -> dict[str, float]:

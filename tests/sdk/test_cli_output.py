@@ -405,7 +405,7 @@ def test_a_comparisons_table_tells_the_difference_and_what_was_left_out():
     assert lines[:3] == ["A: a", "B: b", "player.path: 'x' in A, 'y' in B"]
     assert "e-v0  0 and 0.7  8  success  50.0%  75.0%  +25.0  -10.0 to +60.0  3  1  0.62" in lines
     assert "e-v0  0 and 0.7  8  reward  0.500  0.700  +0.200  +0.100 to +0.300  5  0  0.062" in lines
-    assert lines[-1].startswith("e-v0: 12 tasks scored in A alone: eval-0, eval-1")
+    assert lines[-1].startswith("e-v0 at T = 0 and 0.7: 12 tasks scored in A alone: eval-0, eval-1")
     assert lines[-1].endswith("eval-9 and 2 more")
 
 
