@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 from moonmill.agents.agent import Session, Turn
 from moonmill.blame import said_of
@@ -42,19 +43,19 @@ class ScriptedAgent:
             EngineError: it raised something, be it `SystemExit`, or returned what is no message of the assistant.
         """
         try:
-            said = self.script(messages)
+            said: object = self.script(messages)  # whatever its type promises
             message = Message("assistant", said) if isinstance(said, str) else said
-            if not _is_answer(message):
-                if inspect.iscoroutine(message):
-                    message.close()
-                raise EngineError(
-                    f"the script {self.name} returned {message!r:.200}: expected a text or a Message of the assistant"
-                )
+            if _is_answer(message):
+                return message
+            if inspect.iscoroutine(message):
+                message.close()
+            raise EngineError(
+                f"the script {self.name} returned {message!r:.200}: expected a text or a Message of the assistant"
+            )
         except MoonmillError:
             raise
         except BaseException as e:
             raise EngineError(f"the agent raised {said_of(e)}") from e
-        return message
 
 
 class _ScriptedSession:
@@ -69,16 +70,17 @@ class _ScriptedSession:
         return Turn(message)
 
 
-def _is_answer(message: object) -> bool:
+def _is_answer(message: object) -> TypeGuard[Message]:
     """Whether it is a message of the assistant, as its type has it: a script is not checked by anyone else."""
-    return (
-        isinstance(message, Message)
-        and message.role == "assistant"
-        and isinstance(message.content, str)
-        and isinstance(message.reasoning, str | None)
-        and all(isinstance(call, ToolCall) and isinstance(call.name, str) for call in message.tool_calls)
-        and all(isinstance(call.id, str) for call in message.tool_calls)
-    )
+    if not isinstance(message, Message) or message.role != "assistant":
+        return False
+    texts: list[object] = [message.content, message.reasoning or ""]
+    calls: tuple[object, ...] = message.tool_calls
+    for call in calls:
+        if not isinstance(call, ToolCall):
+            return False
+        texts += [call.id, call.name]
+    return all(isinstance(text, str) for text in texts)
 
 
 class RandomAgent:

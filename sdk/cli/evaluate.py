@@ -86,8 +86,14 @@ def evaluate(
     of --agent.
     """
     if compare is not None:
-        asked = {"--model": model, "--api": api, "--api-key-env": api_key_env, "--agent": player, "--tasks": tasks}
-        asked |= {"--samples": samples, "--temperature": temperatures, "--prices": prices, "--out": out}
+        asked: dict[str, object] = {"--model": model, "--api": api, "--api-key-env": api_key_env, "--agent": player}
+        asked |= {
+            "--tasks": tasks,
+            "--samples": samples,
+            "--temperature": temperatures,
+            "--prices": prices,
+            "--out": out,
+        }
         useless = _given({**asked, "--set": overrides})
         if targets or useless:
             raise ConfigError(
