@@ -203,9 +203,10 @@ def _projections(model: PreTrainedModel) -> list[str]:
 
 
 def _fused(model: PreTrainedModel) -> list[str]:
-    """Names, within a layer that reads text, of parameters that hold many matrices."""
-    reading = {id(parameter) for parameter in text_of(model).parameters()}
-    many = ((path, p) for path, p in model.named_parameters() if p.ndim > 2 and _IN_A_LAYER.search(path))
+    """Names, within a layer that reads text, of parameters that hold many matrices; a convolution's are none."""
+    modules = [module for module in text_of(model).modules() if not isinstance(module, nn.Conv1d)]
+    reading = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
+    many = ((path, p) for path, p in model.named_parameters() if p.ndim >= _MATRICES and _IN_A_LAYER.search(path))
     paths = (path for path, p in many if id(p) in reading)
     return list(dict.fromkeys(_IN_A_LAYER.split(path)[-1] for path in paths))
 

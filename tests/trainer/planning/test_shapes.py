@@ -82,6 +82,13 @@ def test_an_adapter_is_put_on_what_the_learner_puts_it_on():
     assert shape("qwen3-30b-a3b", ATTENTION).adapted == 48 * ((2048 + 4096) * 2 + 2 * (2048 + 512))
 
 
+def test_a_convolution_is_no_experts_and_linear_attention_has_adapters_too():
+    # Qwen3.5-9B: 24 layers of linear attention (in_proj_qkv, _z, _b, _a, out_proj), 8 of attention with gated queries.
+    linear = (4096 + 8192) + (4096 + 4096) + 2 * (4096 + 32) + (4096 + 4096)
+    own = (4096 + 8192) + 2 * (4096 + 1024) + (4096 + 4096)
+    assert shape("qwen3.5-9b", LORA).adapted == 24 * linear + 8 * own + 32 * 3 * (4096 + 12288)
+
+
 def test_experts_in_one_parameter_are_refused_as_the_learner_refuses_them():
     with pytest.raises(ConfigError, match=r"model\.lora\.target_modules: Qwen3MoeForCausalLM keeps its experts"):
         shape("qwen3-30b-a3b", LORA)
