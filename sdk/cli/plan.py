@@ -82,7 +82,7 @@ def _print(out: "Console", made: "Plan") -> None:
     if made.engine:
         engine = made.engine
         room = f"{engine.episodes:,} episodes of full length, {engine.wanted:,} wanted"
-        verdict = "" if engine.episodes else ": TOO LITTLE"
+        verdict = f": TOO LITTLE by {gib(engine.lacking)} for one" if engine.lacking else ""
         out.print(f"keys and values of an engine: {engine.tokens:,} tokens: {room}{verdict}")
     for key, value in made.largest.items():
         why = "" if key == "learner.micro_batch_tokens" else " with room for all episodes at full length"

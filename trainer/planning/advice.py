@@ -51,8 +51,9 @@ def notes(planner: Planner) -> list[str]:
         )
     if shape.linear_attention:
         found.append(
-            f"{shape.linear_attention} of {len(shape.layers)} layers are linear attention, whose state runs on from "
-            "one packed rollout into the next: a learner that cannot keep them apart refuses the model as it loads it"
+            f"{shape.linear_attention} of {len(shape.layers)} layers are linear attention, whose convolutions and "
+            "state run on from one packed rollout into the next: the learner cannot keep these apart and refuses "
+            f"{shape.architecture} as it loads it, so that this plan is one of sizes alone"
         )
     return found
 
@@ -96,11 +97,12 @@ def _together(planner: Planner, kinds: Iterable[Kind]) -> tuple[dict[Kind, str],
 
 
 def _missing(planner: Planner, config: Config) -> int:
-    """Bytes, of cards and of an engine that cannot hold one episode."""
-    engine, short = planner.engine(config), 0
-    if engine and not engine.episodes:
-        short = episode_bytes(config, planner.shape(config), config.model.max_length) - engine.parts[-1].bytes
-    return short + sum(card.missing for card in planner.cards(config))
+    """Bytes, of cards and of an engine that cannot hold one episode; what takes more than its share is counted once."""
+    engine, over = planner.engine(config), sum(card.missing for card in planner.cards(config))
+    if engine is None:
+        return over
+    each = episode_bytes(config, planner.shape(config), config.model.max_length)
+    return max(engine.lacking, over + min(engine.lacking, each))
 
 
 def _more_room(planner: Planner, made: Plan) -> Iterator[str]:
@@ -114,10 +116,22 @@ def _more_room(planner: Planner, made: Plan) -> Iterator[str]:
     larger = share_that_fits(planner, config)
     if larger and larger > config.engine.vllm.gpu_memory:
         told += f"; more have room with engine.vllm.gpu_memory: {larger:g}"
-    least = {"async.max_concurrent": 1, "model.max_length": shortest(config)}
-    if enough := [f"{key}: {n}" for key, low in least.items() if (n := made.largest[key]) and n >= low]:
-        told += f"; all have with {' or '.join(enough)}"
+    enough = []
+    if at_once := made.largest["async.max_concurrent"]:
+        enough.append(_fewer(config, min(at_once, config.async_.max_concurrent)))
+    if (length := made.largest["model.max_length"]) and length >= shortest(config):
+        enough.append(f"model.max_length: {length}")
+    if enough:
+        told += f"; all have with {', or with '.join(enough)}"
     yield told
+
+
+def _fewer(config: Config, episodes: int) -> str:
+    """The keys that have so many episodes in flight, and no more places on an engine: these take room as well."""
+    changed = concurrent(config, episodes)
+    now = {"async.max_concurrent": config.async_.max_concurrent, "engine.max_batch": config.engine.max_batch}
+    then = {"async.max_concurrent": changed.async_.max_concurrent, "engine.max_batch": changed.engine.max_batch}
+    return " and ".join(f"{key}: {n}" for key, n in then.items() if n != now[key])
 
 
 def _faster(planner: Planner, made: Plan, speed: Speed) -> Iterator[str]:

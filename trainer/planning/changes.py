@@ -79,14 +79,18 @@ def _bfloat16(planner: Planner, config: Config) -> Change | None:
 
 
 def _adapter(planner: Planner, config: Config) -> Change | None:
-    return None if config.model.lora else ("model.lora: {}", _set(config, "model", lora=LoraConfig()))
+    """Trains something else, which is told."""
+    if config.model.lora:
+        return None
+    return "model.lora: {} (an adapter in place of all weights)", _set(config, "model", lora=LoraConfig())
 
 
 def _critic_adapter(planner: Planner, config: Config) -> Change | None:
     critic = planner.algorithm(config).critic
     if critic is None or critic.lora:
         return None
-    return "algorithm.critic.lora: {}", _set(config, "algorithm", critic=replace(critic, lora=CriticLoraConfig()))
+    told = "algorithm.critic.lora: {} (an adapter in place of a critic with weights of its own)"
+    return told, _set(config, "algorithm", critic=replace(critic, lora=CriticLoraConfig()))
 
 
 def _quantized(planner: Planner, config: Config) -> Change | None:

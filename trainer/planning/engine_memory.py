@@ -11,7 +11,7 @@ from moonmill.agents.engine.vllm_command import batched_tokens, rank_for
 from moonmill.config import Config
 from moonmill.trainer.engine_commands import eval_places, slots_needed
 from moonmill.trainer.planning.learner_memory import CONTEXT
-from moonmill.trainer.planning.parts import BYTES, GIB, Part, count, total
+from moonmill.trainer.planning.parts import BYTES, GIB, Part, count, gib, total
 from moonmill.trainer.planning.shapes import Shape
 
 GRAPHS = int(0.5 * GIB)
@@ -35,6 +35,8 @@ class EnginePlan(Struct, frozen=True):
     """Such episodes at once."""
     wanted: int
     """Episodes it is to hold at once."""
+    lacking: int = 0
+    """Bytes that its share of the card is too small by for one such episode."""
 
     @property
     def bytes(self) -> int:
@@ -58,9 +60,12 @@ def vllm_plan(config: Config, shape: Shape, memory: int | None) -> EnginePlan:
         fixed.append(Part("CUDA", CONTEXT + GRAPHS, "context, libraries and graphs"))
         share = int(vllm.gpu_memory * memory)
         left, why = share - total(tuple(fixed)), f"what is left of {vllm.gpu_memory:g} of the card"
+        if left < 0:
+            why = f"nothing is left of {vllm.gpu_memory:g} of the card: what is above takes {gib(-left)} more than that"
     each, room = episode_bytes(config, shape, length), max(0, left)
-    held = Part("keys and values", left, why)
-    return EnginePlan((*fixed, held), int(room / each * length), room // each, places(config))
+    held = Part("keys and values", room, why)
+    lacking = 0 if room >= each else each - left
+    return EnginePlan((*fixed, held), int(room / each * length), room // each, places(config), lacking)
 
 
 def embedded_plan(config: Config, shape: Shape, *, gpu: bool) -> EnginePlan:

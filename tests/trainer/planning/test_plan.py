@@ -1,6 +1,7 @@
 """Plans: the settings people ask for, what fits and what does not, and what would do."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def test_a_gemma_4_e2b_trains_beside_vllm_on_32_gb():
 def test_a_9b_needs_more_than_half_of_32_gb(gpu: str):
     made = Planner(config_of("Qwen/Qwen3.5-9B", "learner.quantization=4bit"), gpu_named(gpu))
     assert made.fits(made.config) == (gpu == "h100")
-    assert any("24 of 32 layers are linear attention" in note for note in notes(made))
+    [note] = [note for note in notes(made) if "24 of 32 layers are linear attention" in note]
+    assert "refuses Qwen3_5ForCausalLM as it loads it" in note
 
 
 def test_where_it_does_not_fit_the_change_that_is_told_fits():
@@ -84,7 +86,7 @@ def test_whatever_is_advised_fits_when_it_is_done_and_not_with_less(path: str, g
             "a second card (learner.device: cuda:1)", "learner.device: cuda:1"
         )
         assert changes != line
-        done = [change.replace(": ", "=", 1) for change in changes.split(" and ")]
+        done = settings(changes)
         assert planner(config_of(path, *overrides, *done), gpu).plan().fits, line
         for change in done:
             fewer = [other for other in done if other is not change]
@@ -112,6 +114,45 @@ def test_options_of_vllm_that_a_plan_reads_have_to_make_sense():
     ):
         with pytest.raises(ConfigError, match=rf"^engine\.vllm\.args: {said}"):
             planner(config_of(E2B, f"engine.vllm.args={args}"), "rtx5090")
+
+
+def settings(told: str) -> list[str]:
+    """Changes that are told, as `--set` takes them."""
+    return [re.sub(r" \(.*\)$", "", change).replace(": ", "=", 1) for change in told.split(" and ")]
+
+
+EVALUATED = "eval.tasks=100"
+
+
+@pytest.mark.parametrize(
+    ("path", "gpu", "overrides"),
+    [
+        (E2B, "rtx4090", ("learner.quantization=4bit", "async.max_concurrent=22", "train.eval_every=20", EVALUATED)),
+        ("Qwen/Qwen3-4B", "rtx5090", ("learner.quantization=4bit", "sampling.max_tokens=64")),
+        ("Qwen/Qwen3-8B", "h100", ("engine.max_batch=128", "async.max_concurrent=256", "engine.vllm.gpu_memory=0.3")),
+        ("Qwen/Qwen3-4B", "rtx5090", ("learner.quantization=4bit", "train.eval_every=20", EVALUATED)),
+    ],
+)
+def test_what_gives_all_episodes_room_leaves_nothing_to_be_told_when_it_is_done(
+    path: str, gpu: str, overrides: tuple[str, ...]
+):
+    [line] = [line for line in advised(path, gpu, *overrides) if "have room for" in line]
+    for told in line.partition("; all have with ")[2].split(", or with "):
+        assert told
+        made = planner(config_of(path, *overrides, *settings(told)), gpu)
+        assert not any("have room for" in line for line in advice(made, made.plan())), told
+
+
+def test_nothing_takes_less_than_no_memory():
+    made = planner(config_of(MOE, ATTENTION), "rtx5090").plan()
+    assert made.engine
+    keys = made.engine.parts[-1]
+    assert (keys.name, keys.bytes) == ("keys and values", 0)
+    assert re.fullmatch(
+        r"nothing is left of 0.5 of the card: what is above takes [\d.]+ GiB more than that", keys.detail
+    )
+    assert made.engine.bytes > 55 * GIB
+    assert made.engine.lacking > 40 * GIB
 
 
 def advised(path: str, gpu: str, *overrides: str) -> list[str]:
