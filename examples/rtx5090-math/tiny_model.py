@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="decides the weights")
     args = parser.parse_args()
     make_tiny(args.family, args.out, args.seed)
-    print(f"{args.out} is ready: --set model.path={args.out}")
+    print(f"{args.out} is ready: --set model.path={args.out} --set model.renderer={args.family}")
 
 
 def make_tiny(family: str, folder: Path, seed: int = 0) -> None:
