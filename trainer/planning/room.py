@@ -2,7 +2,7 @@
 
 from moonmill.config import Config
 from moonmill.errors import ConfigError
-from moonmill.trainer.devices import shares_card
+from moonmill.trainer.devices import learner_device, shares_card, shares_memory
 from moonmill.trainer.planning.parts import gib, total
 
 
@@ -12,8 +12,11 @@ def describe_memory(config: Config) -> str:
     Raises:
         ConfigError: vLLM is to take so much of it that the learner's need is more than the card has.
     """
+    if config.engine.type == "embedded" and not config.engine.urls and shares_memory(config):
+        how = "take turns in it" if config.engine.sleep_while_learning else "share it, and no part is set aside"
+        return f"{learner_device(config)} has engine and learner, which {how}"
     if config.engine.type != "vllm" or not shares_card(config):
-        return "vLLM and learner share no card"
+        return "engine and learner share no card"
     from moonmill.trainer.planning.changes import share_that_fits
     from moonmill.trainer.planning.plan import planner
 

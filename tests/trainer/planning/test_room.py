@@ -61,10 +61,17 @@ def test_turns_are_advised_where_they_are_enough():
 
 
 def test_a_card_of_its_own_may_be_taken_whole():
-    for alone in ("learner.device=cuda:1", "engine.urls=[http://127.0.0.1:8000]", "engine.type=embedded"):
-        assert (
-            describe_memory(config_of(*QWEN, "engine.vllm.gpu_memory=0.9", alone)) == "vLLM and learner share no card"
-        )
+    for alone in ("learner.device=cuda:1", "engine.urls=[http://127.0.0.1:8000]"):
+        found = describe_memory(config_of(*QWEN, "engine.vllm.gpu_memory=0.9", alone))
+        assert found == "engine and learner share no card"
+
+
+def test_an_embedded_engine_is_told_as_one_that_takes_what_it_needs():
+    embedded = ("engine.type=embedded", "model.device=cpu")
+    together = describe_memory(config_of(*QWEN, *embedded))
+    assert together == "cpu has engine and learner, which share it, and no part is set aside"
+    in_turns = describe_memory(config_of(*QWEN, *embedded, "async.mode=sync", "engine.sleep_while_learning=true"))
+    assert in_turns == "cpu has engine and learner, which take turns in it"
 
 
 def test_a_run_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch):
