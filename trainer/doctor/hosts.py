@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from moonmill.trainer.doctor.facts import HUB, Disk, Extra, Facts, Hub, Machine, Trial, Unknown
-from moonmill.trainer.doctor.lines import AGAIN, Line, not_seen
+from moonmill.trainer.doctor.lines import Line, not_seen
 
 _OPTIONAL = "pip install 'moonmill[{}]'"
 _ALONE = {
@@ -63,9 +63,8 @@ def _extra(extra: Extra) -> Line:
     if absent := [p.name for p in extra.packages if not p.version]:
         found = f"without {', '.join(absent)}" + f"; there: {there}" * bool(there)
         return Line(name, "missing", found, _ALONE.get(extra.name, _OPTIONAL.format(extra.name)))
-    if slow := [p.name for p in extra.packages if not p.tried]:
-        return Line(name, "warning", f"{there}; there was no time to import {', '.join(slow)}", AGAIN)
-    return Line(name, "ok", there)
+    slow = [p.name for p in extra.packages if not p.tried]
+    return Line(name, "ok", there + f"; {', '.join(slow)} installed, not imported: there was no time" * bool(slow))
 
 
 def _provider(name: str, provider: Trial | Unknown) -> Line:

@@ -20,7 +20,8 @@ from moonmill.trainer.doctor.facts import Driver, Engine, Extra, Gpu, Package, T
 IMPORT_SECONDS = 15.0
 """For PyTorch, transformers and all the others: what is not imported by then is taken for what its metadata say."""
 _DRIVER_SECONDS = 10.0
-_NOT_OURS = frozenset({"dev"})
+_NOT_OURS = frozenset({"dev", "ray"})
+"""Extras that a run has no use for: of ray nothing is here yet."""
 _REQUIREMENT = re.compile(r"^([\w.-]+)")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
 _QUERY = "name,driver_version,memory.total,memory.free,compute_cap"
