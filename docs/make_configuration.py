@@ -142,7 +142,7 @@ def docs_of(node: ast.ClassDef) -> dict[str, str]:
 
 def _purpose(type: msgspec.inspect.Type) -> str:
     """Of a section."""
-    return (inspect.getdoc(type.cls) or "") if isinstance(type, msgspec.inspect.StructType) else ""
+    return " ".join((inspect.getdoc(type.cls) or "").split()) if isinstance(type, msgspec.inspect.StructType) else ""
 
 
 def _kind(type: msgspec.inspect.Type) -> str:
