@@ -72,8 +72,8 @@ def require_device(key: str, device: str) -> None:
         why = "this machine has none that it can use" if torch.version.cuda else "this PyTorch is built without CUDA"
         cpu = "[cpu]" if key == "engine.devices" else "cpu"
         raise ConfigError(
-            f"{key}: {device}: PyTorch finds no GPU: {why}. Set {key} to {cpu}, or install the driver and a PyTorch with "
-            "CUDA"
+            f"{key}: {device}: PyTorch finds no GPU: {why}. Set {key} to {cpu}, or install the driver and a "
+            "PyTorch with CUDA"
         )
     count = torch.cuda.device_count()
     if int(known[1] or 0) >= count:

@@ -26,7 +26,7 @@ def test_the_configuration_page_is_up_to_date() -> None:
 def test_every_key_of_the_config_is_explained() -> None:
     rows = re.findall(r"^\| `\w+` \|.*$", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE)
     assert len(rows) > 60
-    assert [row for row in rows if not row.split("|")[-2].strip()] == []
+    assert [row for row in rows if not row.endswith("|") or not row.split("|")[-2].strip()] == []
 
 
 @pytest.fixture

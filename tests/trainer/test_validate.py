@@ -348,6 +348,12 @@ def test_devices_of_engines_that_cannot_be_are_told(config: Config, engine: Engi
         require_valid(replace(config, engine=engine), ["device"])
 
 
+def test_without_a_gpu_the_cpu_is_advised_as_the_key_takes_it(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"Set engine\.devices to \[cpu\], or install"):
+        require_valid(replace(config, engine=EngineConfig(devices=("cuda:1",))), ["device"])
+
+
 def test_devices_of_two_kinds_are_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moonmill.trainer.devices.require_device", lambda key, device: None)
     engine = EngineConfig(devices=("cpu", "cuda:0"), replicas=2)
