@@ -318,7 +318,7 @@ def test_a_runs_rollouts_are_replayed_in_its_wrappers_and_its_files_are_left_alo
         (("add", "verifiers:x", "--from", "../vf/nope"), "error: --from ../vf/nope: there is no such folder or file"),
         (("add", "verifiers:x", "--from", "nope.whl"), "error: --from nope.whl: there is no such folder or file"),
         (("show", "nope.yaml"), "error: no config file nope.yaml"),
-        (("record", "calculator-v0", "--out", "no/x", "--agent", "random"), "cannot write no/x"),
+        (("record", "calculator-v0", "--out", "no/x", "--agent", "random"), "/no/x: No such file or directory"),
     ],
 )
 def test_what_cannot_be_is_told(arguments: tuple[str, ...], words: str) -> None:
