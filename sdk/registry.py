@@ -6,23 +6,17 @@ group `moonmill.envs`) are imported when they are made, not before.
 """
 
 import difflib
-import importlib
-import importlib.util
 import inspect
-import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from moonmill.blame import blaming, place_of, text_of
-from moonmill.errors import ConfigError, EnvCodeError, MissingExtraError, RegistryError, ToolDefinitionError
+from moonmill.errors import ConfigError, EnvCodeError, RegistryError
+from moonmill.modules import load_module
 
 if TYPE_CHECKING:
     from moonmill.envs import MultiTurnEnv
@@ -135,7 +129,7 @@ def envs_in(file: str) -> tuple[str, ...]:
     Raises:
         RegistryError: there is no such file, or it cannot be imported.
     """
-    module = _load(file, "environment")
+    module = load_module(file, "environment")
     classes = [(name, found) for name, found in vars(module).items() if inspect.isclass(found)]
     return tuple(
         f"{file}:{name}"
@@ -211,7 +205,7 @@ def resolve(place: str, what: str = "environment class") -> Callable[..., Any]:
         RegistryError: there is no such file or module, it cannot be imported, or has nothing of that name to call.
     """
     module_name, _, attribute = place.rpartition(":")
-    module = _load(module_name, "script" if what == "function" else "environment")
+    module = load_module(module_name, "script" if what == "function" else "environment")
     found = getattr(module, attribute, None)
     if not callable(found):
         of_kind, kind = (inspect.isfunction, "function") if what == "function" else (inspect.isclass, "class")
@@ -221,60 +215,6 @@ def resolve(place: str, what: str = "environment class") -> Callable[..., Any]:
         )
     result: Callable[..., Any] = found
     return result
-
-
-def _load(name: str, of: str) -> ModuleType:
-    """A file or module; `of` says what it is one of."""
-    if name.endswith(".py"):
-        # os.path, unlike Path, takes a name that no file can have for one that does not exist.
-        if not os.path.isfile(name):
-            raise RegistryError(f"there is no {of} file {os.path.abspath(name):.300}")
-        path = Path(name).resolve()
-        with _importing(f"the {of} file {path}"):
-            return _load_file(path)
-    if not name.startswith("moonmill."):  # ours stand beside nothing of the author's
-        _import_from(os.getcwd())
-    with _importing(f"the {of}'s module {name!r}"):
-        return importlib.import_module(name)
-
-
-@cache
-def _load_file(path: Path) -> ModuleType:
-    """The module of a file. It is run once, however many environments of it are made. What it raises is raised here."""
-    name = f"moonmill_env_{path.stem}_{abs(hash(path)):x}"
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    _import_from(str(path.parent))
-    sys.modules[name] = module  # Type hints are looked up there while the class is made.
-    try:
-        module_spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _import_from(folder: str) -> None:
-    """Let an environment import the modules beside it. What is installed comes first: an `attrs.py` takes no place."""
-    if folder not in sys.path:
-        sys.path.append(folder)
-
-
-@contextmanager
-def _importing(what: str) -> Iterator[None]:
-    """An author's module may raise anything: say what, and where."""
-    try:
-        yield
-    except MissingExtraError:
-        raise
-    except (Exception, SystemExit) as e:
-        says_where = isinstance(e, SyntaxError) or (isinstance(e, ToolDefinitionError) and e.place)
-        place = place_of(e)
-        # Where the module itself is not there, nobody's line is to blame.
-        where = "" if says_where or place.startswith("<frozen") else f" ({place})"
-        raise RegistryError(f"{what} cannot be imported: {type(e).__name__}: {text_of(e)}{where}") from e
 
 
 def _name(entry_point: str | Callable[..., Any]) -> str:
