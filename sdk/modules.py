@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from moonmill.blame import place_of, text_of
+from moonmill.blame import error_of, place_of
 from moonmill.errors import MissingExtraError, RegistryError, ToolDefinitionError
 
 
@@ -73,4 +73,4 @@ def _importing(what: str) -> Iterator[None]:
         place = place_of(e)
         # Where the module itself is not there, nobody's line is to blame.
         where = "" if says_where or place.startswith("<frozen") else f" ({place})"
-        raise RegistryError(f"{what} cannot be imported: {type(e).__name__}: {text_of(e)}{where}") from e
+        raise RegistryError(f"{what} cannot be imported: {type(e).__name__}: {error_of(e)}{where}") from e

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from moonmill.blame import blaming, place_of, text_of
+from moonmill.blame import blaming, said_of
 from moonmill.errors import ConfigError, EnvCodeError, RegistryError
 from moonmill.modules import load_module
 
@@ -239,5 +239,5 @@ def _load_plugins() -> dict[str, str]:
             if callable(loaded):
                 loaded()
         except (Exception, SystemExit) as e:
-            broken[point.name] = f"{type(e).__name__}: {text_of(e)} ({place_of(e)})"
+            broken[point.name] = said_of(e)
     return broken

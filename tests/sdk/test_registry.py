@@ -364,6 +364,19 @@ def test_a_file_that_raises_what_cannot_be_put_into_words_is_an_error_with_its_p
     assert str(told.value) == said
 
 
+def test_what_an_authors_module_says_at_endless_length_is_not_told_whole(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (packages / "plug_endless.py").write_text("raise ValueError('left ' * 1_000_000 + 'right')\n")
+    install(monkeypatch, endless="plug_endless")
+    with pytest.raises(RegistryError) as told:
+        make(f"{packages / 'plug_endless.py'}:Env")
+    for said in (str(told.value), registry.plugin_errors()["endless"]):
+        assert len(said) < 4000
+        assert "ValueError: left left" in said
+        assert "left right (" in said
+
+
 def test_a_librarys_name_before_the_colon_goes_to_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.ADAPTERS, "colours", (f"{__name__}:Sized", "color"))
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Sized.__module__])
