@@ -23,8 +23,9 @@ from pathlib import Path
 import anyio
 
 from moonmill import Message, MultiTurnEnv, Rollout, Task, Taskset, ToolCall, make
+from moonmill.agents.agent import Session, Turn
 from moonmill.agents.runner import EpisodeRunner
-from moonmill.agents.scripted import ScriptedAgent
+from moonmill.envs import ToolSpec
 from moonmill.envs.adapters.verifiers.added import find
 from moonmill.envs.adapters.verifiers.worker import ProcessWorker
 from moonmill.installing import without_ours
@@ -110,9 +111,7 @@ def stepped(episodes: int) -> dict[str, float]:
         messages, _ = env.reset(seed=seed)
         terminated = truncated = False
         while not (terminated or truncated):
-            said = calculating(messages)
-            said = Message("assistant", said) if isinstance(said, str) else said
-            messages, _, terminated, truncated, _ = env.step(said)
+            messages, _, terminated, truncated, _ = env.step(calculating(messages))
     return result(episodes, time.perf_counter() - wall, seconds(None) - cpu)
 
 
@@ -130,7 +129,7 @@ def seconds(pid: int | None) -> float:
 async def play(factory: partial[MultiTurnEnv], tasks: Sequence[Task], concurrent: int) -> list[Rollout]:
     """Play every task once, so many at a time."""
     limit = anyio.Semaphore(concurrent)
-    runner = EpisodeRunner(factory.args[0], factory, ScriptedAgent(calculating))
+    runner = EpisodeRunner(factory.args[0], factory, Calculating())
     rollouts: list[Rollout] = []
 
     async def one(index: int, task: Task) -> None:
@@ -143,11 +142,21 @@ async def play(factory: partial[MultiTurnEnv], tasks: Sequence[Task], concurrent
     return rollouts
 
 
-def calculating(messages: Sequence[Message]) -> Message | str:
+class Calculating:
+    """A model that answers at once, on the event loop, as the one that verifiers alone has."""
+
+    def session(self, tools: tuple[ToolSpec, ...], seed: int) -> Session:
+        return self
+
+    async def act(self, new_messages: Sequence[Message]) -> Turn:
+        return Turn(calculating(new_messages))
+
+
+def calculating(messages: Sequence[Message]) -> Message:
     """Calls the calculator with the prompt, and answers with what it says."""
     last = messages[-1]
     if last.role == "tool":
-        return last.content
+        return Message("assistant", last.content)
     return Message("assistant", tool_calls=(ToolCall("call", "calculate", {"expression": last.content}),))
 
 
