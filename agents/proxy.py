@@ -24,7 +24,7 @@ from moonmill.agents import proxy_answers
 from moonmill.agents.engine.bodies import read_body
 from moonmill.agents.engine.protocol import ApiError
 from moonmill.agents.engine.responses import ERROR_HANDLERS
-from moonmill.agents.serving import listen
+from moonmill.agents.serving import KEEP_ALIVE_SECONDS, listen
 from moonmill.envs import Endpoint
 from moonmill.envs.foreign import UNRECORDED
 
@@ -48,7 +48,14 @@ class Proxy:
         self._desks: dict[str, Desk] = {}
         self._url = f"http://{_HOST}:{listener.getsockname()[1]}/v1"
         self._pid = os.getpid()
-        config = uvicorn.Config(self._app(), log_level="error", access_log=False, ws="none", lifespan="off")
+        config = uvicorn.Config(
+            self._app(),
+            log_level="error",
+            access_log=False,
+            ws="none",
+            lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        )
         server = uvicorn.Server(config)
 
         def run() -> None:

@@ -30,7 +30,7 @@ from moonmill.agents.open_files import allow_many_files
 USAGE_EXIT_CODE = 2
 _GRACE_SECONDS = 1
 """How long requests in flight may go on after SIGTERM. Streams can last minutes; their clients know how to go on."""
-_KEEP_ALIVE_SECONDS = 60
+KEEP_ALIVE_SECONDS = 60
 """Longer than clients keep idle connections, so that they never send into one that is just being closed."""
 _BACKLOG = 2048
 _UNREAD_SECONDS = 120.0
@@ -72,7 +72,7 @@ def serve(
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ws="none",
     )
     server = _Server(config, {"host": host, "port": listener.getsockname()[1], "pid": os.getpid(), **(ready or {})})

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import verifiers.v1 as vf
 
+from .carrier import client
 from .tools import Tools, open_tools
 
 __all__ = ["Chat"]
@@ -28,13 +29,6 @@ class Chat(vf.Harness[ChatConfig]):
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
 
-    def __init__(self, config: ChatConfig) -> None:
-        super().__init__(config)
-        # To this machine alone, unencrypted, and for as long as the model takes.
-        self.http = httpx.AsyncClient(
-            verify=False, trust_env=False, timeout=None, limits=httpx.Limits(max_connections=None)
-        )
-
     async def session(self, *args: Any, **kwargs: Any) -> vf.HarnessSession:
         return _Conversation(self, *args, **kwargs)
 
@@ -47,11 +41,11 @@ class Chat(vf.Harness[ChatConfig]):
 
 
 class _Conversation(vf.HarnessSession):
-    """One episode's; tools stay open from one turn of its user to the next."""
+    """One episode's; tools and a connection stay open from one turn of its user to the next."""
 
     def __init__(self, harness: Chat, *args: Any, **kwargs: Any) -> None:
         super().__init__(harness, *args, **kwargs)
-        self._http = harness.http
+        self._http = client()
         self._tools: Tools | None = None
         self._messages: list[dict[str, Any]] = []
 
@@ -89,6 +83,7 @@ class _Conversation(vf.HarnessSession):
 
     async def close(self) -> None:
         await super().close()
+        await self._http.aclose()
         if self._tools is not None:
             await self._tools.close()
 

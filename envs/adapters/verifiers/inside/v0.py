@@ -4,11 +4,11 @@ import logging
 from contextvars import ContextVar
 from typing import Any
 
-import httpx
 import verifiers as vf
 from openai import AsyncOpenAI
 from verifiers.clients import OpenAIChatCompletionsClient
 
+from .carrier import client
 from .main import Unfit, is_of
 
 _STOPS = {"max_turns_reached": "max_turns", "timeout_reached": "time_limit", "prompt_too_long": "max_tokens"}
@@ -45,7 +45,7 @@ class V0:
         self._env = vf.load_environment(id, **args)
         if self._env.requires_group_rollouts:
             raise Unfit(f"{id} scores several rollouts of a task together, and here each is scored by itself")
-        self._http = httpx.AsyncClient(verify=False, trust_env=False, timeout=None)
+        self._http = client()
         self._data: dict[str, Any] = {"train": self._env.build_dataset(), "eval": self._env.build_eval_dataset()}
 
     async def open(self) -> None:

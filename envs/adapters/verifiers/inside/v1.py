@@ -11,8 +11,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import verifiers.v1 as vf
+from verifiers.v1.clients.eval import EvalClient
+from verifiers.v1.interception import server
 
 from . import harness
+from .carrier import client
 from .main import Unfit, is_of
 from .tools import faults, in_process
 
@@ -22,8 +25,24 @@ _HARNESS = "moonmill_chat"
 _STOPS = {"max_turns": "max_turns", "agent_timeout": "time_limit", "agent_completed": None}
 _STOPS |= dict.fromkeys(("user_closed", "scoring_timeout"))
 _STOPS |= dict.fromkeys(("max_input_tokens", "max_output_tokens", "max_total_tokens"), "max_tokens")
+_NO_KEY = "MOONMILL_NO_KEY"
 # Where verifiers looks for a harness: a module of this name.
 sys.modules[_HARNESS] = harness
+_resolve_client = server.resolve_client
+
+
+class _Client(EvalClient):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.client = client()
+
+
+def _client_for(config: Any) -> Any:
+    """What verifiers asks a model through. It has no place to say that it is to be another class."""
+    return _Client(config) if config.api_key_var == _NO_KEY else _resolve_client(config)
+
+
+server.resolve_client = _client_for
 
 
 def has_taskset(module: ModuleType) -> bool:
@@ -94,8 +113,8 @@ class V1:
             row = in_process(copy.copy(row))
         agent = self._agents[task["index"] % len(self._agents)]
         # One client serves all episodes: whose a request is stands in its header X-Session-ID, which is the trace's id.
-        client = vf.EvalClientConfig(base_url=model["url"], api_key_var="MOONMILL_NO_KEY")
-        context = vf.ModelContext(model=model["model"], client=client, sampling=vf.SamplingConfig())
+        endpoint = vf.EvalClientConfig(base_url=model["url"], api_key_var=_NO_KEY)
+        context = vf.ModelContext(model=model["model"], client=endpoint, sampling=vf.SamplingConfig())
         numbers = itertools.count()
         trained: list[Any] = []
 
