@@ -21,6 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils import is_flash_attn_2_available
 
 from moonmill.agents.engine.attention import refuse_unsupported
+from moonmill.blame import error_of
 from moonmill.errors import ConfigError
 
 PACKED = "moonmill_packed"
@@ -76,6 +77,7 @@ class PackedPlan:
             return {"packed_seq_lengths": torch.tensor(self.lengths, dtype=torch.int32)}
         longest = max(self.lengths)
         return {
+            "plan": self,  # for the layers that are no attention
             "cu_seq_lens_q": self.cu_seqlens,
             "cu_seq_lens_k": self.cu_seqlens,
             "max_length_q": longest,
@@ -136,25 +138,32 @@ def implementation_of(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def refuse_mixing(model: PreTrainedModel) -> None:
-    """Make sure that rollouts in one row do not see each other in this model: what layers other than attention carry
-    from token to token (linear attention, state spaces, convolutions) runs on from one rollout into the next.
+    """Make sure that rollouts in one row do not see each other in this model, as they would where a layer that is no
+    attention, and that `moonmill.trainer.mixers` does not reach, carries something from token to token.
 
     Raises:
-        ConfigError: they do.
+        ConfigError: they do, or the model cannot be run over such a row.
     """
     name = type(model).__name__
     if "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ()):
         raise ConfigError(f"model.path: {name} attends in chunks, which the learner cannot do")
     plan = PackedPlan(torch.tensor([0, 3, 6], dtype=torch.int32, device=model.device))
-    logits = [
-        model(
-            input_ids=torch.tensor([[*first, 1, 2, 3]], device=model.device),
-            position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device),
-            use_cache=False,
-            **plan.kwargs(implementation_of(model)),
-        ).logits[0, 3:]
-        for first in ((1, 2, 3), (3, 1, 1))
-    ]
+    try:
+        logits = [
+            model(
+                input_ids=torch.tensor([[*first, 1, 2, 3]], device=model.device),
+                position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device),
+                use_cache=False,
+                **plan.kwargs(implementation_of(model)),
+            ).logits[0, 3:]
+            for first in ((1, 2, 3), (3, 1, 1))
+        ]
+    except (ConfigError, torch.OutOfMemoryError):
+        raise
+    except Exception as e:  # theirs
+        raise ConfigError(
+            f"model.path: {name} cannot be run over rollouts that lie end to end, as the learner does: {error_of(e)}"
+        ) from e
     allowed = _MIXING_8BIT if getattr(model, "is_loaded_in_8bit", False) else _MIXING
     if (logits[0] - logits[1]).abs().max() > allowed * logits[0].abs().max():
         raise ConfigError(

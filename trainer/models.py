@@ -22,6 +22,7 @@ from moonmill.trainer.attention import UNSLOTH, PackedPlan, choose_implementatio
 from moonmill.trainer.backends import backend_of
 from moonmill.trainer.devices import learner_device
 from moonmill.trainer.logprobs import head_of, selected_logprobs
+from moonmill.trainer.mixers import run_by_rollout
 from moonmill.trainer.packing import MicroBatch
 from moonmill.types import Sampling
 
@@ -70,6 +71,7 @@ def load_policy(config: Config) -> PreTrainedModel:
         raise ConfigError(
             f"model.path: cannot load {source} on {learner_device(config)}: {type(e).__name__}: {reason}"
         ) from e
+    run_by_rollout(model)
     with precision(config.model, device):
         refuse_mixing(model)
         if head_of(model, partial(_few_tokens, model)) is None and implementation_of(model) == UNSLOTH:

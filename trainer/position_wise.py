@@ -62,14 +62,34 @@ def projections(model: PreTrainedModel) -> dict[str, nn.Module]:
     return _found(model, mixers_too=True)
 
 
-def _found(model: PreTrainedModel, *, mixers_too: bool) -> dict[str, nn.Module]:
+def mixers(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """What mixes tokens in the layers: the outermost modules that do, by their paths in `model`."""
     text = text_of(model)
-    attention, routers = _recorded(model, "attentions"), _recorded(model, "router_logits")
-    mixers = {
+    mixing = _mixing(model, text)
+    paths = {module: path for path, module in model.named_modules()}
+    return {paths[mixer]: mixer for layer in _layers(text, mixing) for mixer in _outermost(layer, mixing)}
+
+
+def _outermost(layer: nn.Module, mixing: set[nn.Module]) -> Iterator[nn.Module]:
+    for module in layer.children():
+        if module in mixing and not _is_layer(module, mixing):
+            yield module
+        else:
+            yield from _outermost(module, mixing)
+
+
+def _mixing(model: PreTrainedModel, text: PreTrainedModel) -> set[nn.Module]:
+    attention = _recorded(model, "attentions")
+    return {
         module
         for module in text.modules()
         if not isinstance(module, nn.ModuleList) and (isinstance(module, attention) or _mixes(module))
     }
+
+
+def _found(model: PreTrainedModel, *, mixers_too: bool) -> dict[str, nn.Module]:
+    text = text_of(model)
+    mixers, routers = _mixing(model, text), _recorded(model, "router_logits")
     found: dict[str, nn.Module] = {}
     paths = {module: path for path, module in model.named_modules()}
     for layer in _layers(text, mixers):

@@ -150,7 +150,10 @@ def _refuse_unsupported(config: Any) -> None:
     kind = config.model_type
     other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
     if other:
-        raise ModelError(f"a {kind} model has {', '.join(sorted(other))} layers, which the embedded engine cannot do")
+        raise ModelError(
+            f"a {kind} model has {', '.join(sorted(other))} layers, which the embedded engine cannot do, and vLLM can "
+            "(engine.type: vllm)"
+        )
     rope = getattr(config, "rope_parameters", None) or {}
     if isinstance(rope, dict) and rope.get("rope_type") in _BATCH_DEPENDENT_ROPE:
         raise ModelError(

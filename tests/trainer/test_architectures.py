@@ -48,8 +48,8 @@ FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], set[str]]] = {
 
 
 UNFIT: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
-    # A layer of linear attention, whose state runs on from token to token, before one of attention.
-    "hybrid": (MADE["qwen3_next"], "carry more than attention"),
+    # State spaces and attention; the former are not told what the latter are.
+    "hybrid": (MADE["jamba"], "carry more than attention"),
     "mamba": (MADE["mamba"], "MambaForCausalLM"),
     "capped scores": (lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)), "softcap"),
 }

@@ -51,9 +51,9 @@ def notes(planner: Planner) -> list[str]:
         )
     if shape.linear_attention:
         found.append(
-            f"{shape.linear_attention} of {len(shape.layers)} layers are linear attention, whose convolutions and "
-            "state run on from one packed rollout into the next: the learner cannot keep these apart and refuses "
-            f"{shape.architecture} as it loads it, so that this plan is one of sizes alone"
+            f"{shape.linear_attention} of {len(shape.layers)} layers are linear attention: times are those of their "
+            "kernels (packages flash-linear-attention and causal-conv1d), without which transformers runs them in "
+            "PyTorch, many times slower; the embedded engine cannot run them, vLLM can (engine.type: vllm)"
         )
     return found
 

@@ -34,7 +34,7 @@ def test_a_9b_needs_more_than_half_of_32_gb(gpu: str):
     made = Planner(config_of("Qwen/Qwen3.5-9B", "learner.quantization=4bit"), gpu_named(gpu))
     assert made.fits(made.config) == (gpu == "h100")
     [note] = [note for note in notes(made) if "24 of 32 layers are linear attention" in note]
-    assert "refuses Qwen3_5ForCausalLM as it loads it" in note
+    assert "packages flash-linear-attention and causal-conv1d" in note
 
 
 def test_where_it_does_not_fit_the_change_that_is_told_fits():
