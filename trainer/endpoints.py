@@ -17,7 +17,7 @@ from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import ConfigError, EngineError, WorkerDiedError
 from moonmill.trainer.engine_starts import await_answer, how_it_ended
-from moonmill.trainer.handover import Taken, Weights, forget_all, refuse_other_runs, take_over
+from moonmill.trainer.handover import Taken, Weights, compare, forget_all, refuse_other_runs, take_over
 
 _HEALTH_SECONDS = 3.0
 """Between two looks at `/health`, and as long as one may take."""
@@ -136,6 +136,10 @@ class Endpoint:
         if anyio.current_time() >= scope.deadline:
             raise EngineError(f"{self.base_url} took over {timeout:g} s for v{version}")
         raise GoneError(f"{self.base_url} has gone with v{version}")
+
+    async def compare(self, expected: float) -> None:
+        """See that the model it was started with is the learner's, which answers the probe with `expected`."""
+        await compare(self._control, expected, self._prompt, self._config)
 
     async def forget(self, used: frozenset[int]) -> None:
         """Unload the versions that are not in `used`. What cannot be unloaded now is tried again the next time."""

@@ -8,7 +8,7 @@ version's weights are kept while an engine may have to load them again.
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -100,6 +100,12 @@ class EngineHost:
     def asleep(self) -> AbstractAsyncContextManager[None]:
         """Within it the engines sleep, where the run has them do so while the learner computes."""
         return self._sleeping.asleep() if self._config.engine.sleep_while_learning else nullcontext()
+
+    async def compare(self, probe: float) -> None:
+        """See that the engines have the learner's model, which answers the probe with `probe` (`Endpoint.compare`)."""
+        for endpoint in [e for e in self._endpoints if e.up]:
+            with suppress(GoneError):  # what is brought up anew is asked for versions that there are by then
+                await endpoint.compare(probe)
 
     async def publish(self, version: int, weights: Path, *, changed: bool, probe: float | None) -> None:
         """Hand a version over: load it, see that it answers as the learner does, sample from it, forget old ones.

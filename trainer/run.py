@@ -185,6 +185,8 @@ class _Run:
         if recovery.version:
             weights = self.run.weights / f"v{recovery.version:06d}"  # The learner writes it as it comes back.
             await engine.publish(recovery.version, weights, changed=True, probe=await learner.probe())
+        else:
+            await engine.compare(await learner.probe())
         self.reporter.phase("training")
         self.controller = self._controller(engine, learner, tasks, recovery)
         await self.controller.train()

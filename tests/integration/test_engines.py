@@ -1,12 +1,15 @@
 """Runs on two engines: started by the run, one of them killed; and attached by URL."""
 
 import os
+import shutil
 import signal
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 from anyio.from_thread import start_blocking_portal
+from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 
 from moonmill.agents.processes import ServerProcess
 from moonmill.config_io import load_config
@@ -60,6 +63,26 @@ def test_a_run_on_attached_engines_uses_both_and_leaves_them_alone(config: Path,
     assert events(run, "version_published")[-1].data["version"] == 4
     assert_accounted_for(run)
     assert_versions_in_order(run)
+
+
+def test_a_run_on_an_attached_engine_with_another_model_ends_before_it_trains(
+    config: Path, tmp_path: Path, moonmill: Cli
+) -> None:
+    ours = load_config(config)
+    other = shutil.copytree(ours.model.path, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    save_file({name: 0.9 * w for name, w in weights.items()}, other / "model.safetensors", metadata={"format": "pt"})
+    argv = engine_argv(replace(ours, model=replace(ours.model, path=str(other))))
+    process = ServerProcess("other", argv, log_path=tmp_path / "other.log", start_timeout=240)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(process):
+        done = moonmill("train", config, "--set", f"engine.urls=[{process.base_url}]")
+        assert process.alive
+    assert done.returncode == 1
+    assert f"{process.base_url} does not sample from the model that is trained, {ours.model.path}: " in done.stderr
+    assert "Either it serves another model" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not steps(tmp_path / "run")
+    assert as_json(moonmill("inspect", tmp_path / "run", "--json"))["status"] == "failed"
 
 
 def assert_versions_in_order(run: Path) -> None:
