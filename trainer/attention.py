@@ -139,7 +139,8 @@ def implementation_of(model: PreTrainedModel) -> str:
 @torch.no_grad()
 def refuse_mixing(model: PreTrainedModel) -> None:
     """Make sure that rollouts in one row do not see each other in this model, as they would where a layer that is no
-    attention, and that `moonmill.trainer.mixers` does not reach, carries something from token to token.
+    attention, and that `moonmill.trainer.mixers` does not reach, carries something from token to token; and that no
+    token sees those after it, padding among them.
 
     Raises:
         ConfigError: they do, or the model cannot be run over such a row.
@@ -147,16 +148,16 @@ def refuse_mixing(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ()):
         raise ConfigError(f"model.path: {name} attends in chunks, which the learner cannot do")
-    plan = PackedPlan(torch.tensor([0, 3, 6], dtype=torch.int32, device=model.device))
+    plan = PackedPlan(torch.tensor([0, 3, 7], dtype=torch.int32, device=model.device))
     try:
         logits = [
             model(
-                input_ids=torch.tensor([[*first, 1, 2, 3]], device=model.device),
-                position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device),
+                input_ids=torch.tensor([[*first, 1, 2, 3, last]], device=model.device),
+                position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]], device=model.device),
                 use_cache=False,
                 **plan.kwargs(implementation_of(model)),
-            ).logits[0, 3:]
-            for first in ((1, 2, 3), (3, 1, 1))
+            ).logits[0, 3:6]
+            for *first, last in ((1, 2, 3, 1), (3, 1, 1, 1), (1, 2, 3, 2))
         ]
     except (ConfigError, torch.OutOfMemoryError):
         raise
@@ -165,10 +166,16 @@ def refuse_mixing(model: PreTrainedModel) -> None:
             f"model.path: {name} cannot be run over rollouts that lie end to end, as the learner does: {error_of(e)}"
         ) from e
     allowed = _MIXING_8BIT if getattr(model, "is_loaded_in_8bit", False) else _MIXING
-    if (logits[0] - logits[1]).abs().max() > allowed * logits[0].abs().max():
+    other_first, other_last = ((changed - logits[0]).abs().max() / logits[0].abs().max() for changed in logits[1:])
+    if other_first > allowed:
         raise ConfigError(
             f"model.path: {name} has layers that carry more than attention does from token to token, so that rollouts "
             "in one row would see each other: the learner cannot train it"
+        )
+    if other_last > allowed:
+        raise ConfigError(
+            f"model.path: in {name} tokens see those after them, so it is no causal language model: the learner cannot "
+            "train it"
         )
 
 

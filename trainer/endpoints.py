@@ -17,7 +17,7 @@ from moonmill.agents.processes import ServerProcess
 from moonmill.config import Config
 from moonmill.errors import ConfigError, EngineError, WorkerDiedError
 from moonmill.trainer.engine_starts import await_answer, how_it_ended
-from moonmill.trainer.handover import Taken, Weights, compare, forget_all, refuse_other_runs, take_over
+from moonmill.trainer.handover import Taken, Weights, forget_all, refuse_other_runs, take_over
 
 _HEALTH_SECONDS = 3.0
 """Between two looks at `/health`, and as long as one may take."""
@@ -68,7 +68,7 @@ class Endpoint:
         self._asleep = False
         self.up = False
         self.loaded: set[int] = set()
-        """Versions it has, apart from the one it was started with."""
+        """Versions it has; of the one it was started with, whether it was seen to be the right one."""
 
     @property
     def base_url(self) -> str:
@@ -112,7 +112,7 @@ class Endpoint:
             self.distrust(f"{self.base_url} has lost version {version}: it was restarted, or somebody else unloaded it")
 
     async def take(self, version: int, weights: Weights) -> Taken:
-        """Load a version and see that it answers as the learner does.
+        """Load a version, if it was not started with it, and see that it answers as the learner does.
 
         Raises:
             GoneError: it is not there, or was not until the end.
@@ -137,14 +137,12 @@ class Endpoint:
             raise EngineError(f"{self.base_url} took over {timeout:g} s for v{version}")
         raise GoneError(f"{self.base_url} has gone with v{version}")
 
-    async def compare(self, expected: float) -> None:
-        """See that the model it was started with is the learner's, which answers the probe with `expected`."""
-        await compare(self._control, expected, self._prompt, self._config)
-
     async def forget(self, used: frozenset[int]) -> None:
         """Unload the versions that are not in `used`. What cannot be unloaded now is tried again the next time."""
         for version in sorted(self.loaded - used):
             self.loaded.discard(version)
+            if not version:  # the one it was started with
+                continue
             try:
                 await self._control.unload_version(version)
             except EngineError as e:

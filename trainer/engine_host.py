@@ -8,7 +8,7 @@ version's weights are kept while an engine may have to load them again.
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -102,10 +102,14 @@ class EngineHost:
         return self._sleeping.asleep() if self._config.engine.sleep_while_learning else nullcontext()
 
     async def compare(self, probe: float) -> None:
-        """See that the engines have the learner's model, which answers the probe with `probe` (`Endpoint.compare`)."""
-        for endpoint in [e for e in self._endpoints if e.up]:
-            with suppress(GoneError):  # what is brought up anew is asked for versions that there are by then
-                await endpoint.compare(probe)
+        """See that what the engines were started with is the learner's model, which answers the probe so.
+
+        Raises:
+            WrongWeightsError: that of all is another one.
+            EngineError: none answers.
+        """
+        async with self._sleeping.handing_over:
+            await self._insist(0, Weights(Path(self._config.model.path), probe))
 
     async def publish(self, version: int, weights: Path, *, changed: bool, probe: float | None) -> None:
         """Hand a version over: load it, see that it answers as the learner does, sample from it, forget old ones.
@@ -125,23 +129,8 @@ class EngineHost:
             await self._publish(version, weights, changed, probe)
 
     async def _publish(self, version: int, weights: Path, changed: bool, probe: float | None) -> None:
-        begin, attempt = time.monotonic(), 1
-        while True:
-            await self._up.wait()  # How often and how long it is tried to bring one up is bounded elsewhere.
-            try:
-                taken, switch = await self._hand_over(version, Weights(weights, probe))
-                break
-            except EngineError as e:
-                self._note("publish_failed", version=version, attempt=attempt, error=str(e))
-                await anyio.sleep(_BACKOFF_SECONDS * 2**attempt)  # Long enough to see that it has died, if it has.
-                if isinstance(e, GoneError) and not self._up.is_set():
-                    continue
-                if attempt == _PUBLISH_ATTEMPTS:
-                    raise EngineError(f"the engine did not take version {version} in {attempt} attempts: {e}") from e
-                if isinstance(e, WrongWeightsError) and attempt == _PUBLISH_ATTEMPTS - 1:
-                    for endpoint in self._endpoints:
-                        endpoint.distrust(str(e))
-                attempt += 1
+        begin = time.monotonic()
+        taken, switch = await self._insist(version, Weights(weights, probe))
         slowest = max(taken, key=lambda t: t.seconds_load + t.seconds_probe, default=None)
         differences = [t.difference for t in taken if t.difference is not None]
         self._note(
@@ -155,6 +144,28 @@ class EngineHost:
         )
         self._warn_if_unchanged(version, [t.value for t in taken], changed)
         await self._forget_old(version)
+
+    async def _insist(self, version: int, weights: Weights) -> tuple[list[Taken], float]:
+        """Hand a version over, in several attempts."""
+        attempt = 1
+        while True:
+            await self._up.wait()  # How often and how long it is tried to bring one up is bounded elsewhere.
+            try:
+                return await self._hand_over(version, weights)
+            except EngineError as e:
+                wrong = isinstance(e, WrongWeightsError)
+                if wrong and not version:  # it will have no other
+                    raise
+                self._note("publish_failed", version=version, attempt=attempt, error=str(e))
+                await anyio.sleep(_BACKOFF_SECONDS * 2**attempt)  # Long enough to see that it has died, if it has.
+                if isinstance(e, GoneError) and not self._up.is_set():
+                    continue
+                if attempt == _PUBLISH_ATTEMPTS:
+                    raise EngineError(f"the engine did not take version {version} in {attempt} attempts: {e}") from e
+                if wrong and attempt == _PUBLISH_ATTEMPTS - 1:
+                    for endpoint in self._endpoints:
+                        endpoint.distrust(str(e))
+                attempt += 1
 
     async def _hand_over(self, version: int, weights: Weights) -> tuple[list[Taken], float]:
         """Have the engines that are up take a version, and use it; returns how they took it, and seconds to use it."""

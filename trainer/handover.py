@@ -51,7 +51,7 @@ class WrongWeightsError(EngineError):
 async def take_over(
     engine: EngineControl, version: int, weights: Weights, probe: Sequence[int], config: Config
 ) -> Taken:
-    """Have an engine load a version, and see that it answers the probe as the learner does.
+    """Have an engine load a version, and see that it answers the probe as the learner does. Version 0 it has.
 
     A single token tells. What arrives is either all of a version's weights or other ones, of another version or another
     folder. The log-probability of the likeliest token depends on every layer, and the probe's prompt ends where much
@@ -63,46 +63,32 @@ async def take_over(
         EngineError: it would not take it, or does not answer.
     """
     begin = time.perf_counter()
-    await engine.load_version(version, weights.path.absolute())  # it may have been started in another folder
+    if version:
+        await engine.load_version(version, weights.path.absolute())  # it may have been started in another folder
     loaded = time.perf_counter()
     value = await engine.probe(probe, version)
     probed = time.perf_counter()
-    if apart := _too_far_apart(value, weights.probe, config):
+    difference = None if weights.probe is None else abs(value - weights.probe)
+    quantization = config.learner.quantization
+    tolerance = _QUANTIZED[quantization] if quantization else _TOLERANCE[config.model.dtype]
+    if difference is not None and not difference <= tolerance:  # also where it is not a number
+        apart = (
+            f"the likeliest token after a fixed prompt has the log-probability {value:.6g}, with the learner "
+            f"{weights.probe:.6g}; they may be {tolerance:g} apart"
+        )
+        if not version:
+            raise WrongWeightsError(
+                f"{engine.base_url} does not sample from the model that is trained, {weights.path}: {apart}. Either it "
+                "serves another model or other numbers, such as a quantized one's, or it computes this kind of model "
+                "otherwise than transformers does, and another engine.type is needed"
+            )
         with suppress(EngineError):
             await engine.unload_version(version)
         raise WrongWeightsError(
             f"{engine.base_url} does not sample from the weights that the learner made: with version {version}, "
             f"loaded from {weights.path}, {apart}"
         )
-    difference = None if weights.probe is None else abs(value - weights.probe)
     return Taken(value, difference, loaded - begin, probed - loaded)
-
-
-async def compare(engine: EngineControl, expected: float, probe: Sequence[int], config: Config) -> None:
-    """See that an engine answers the probe as the learner does (`expected`) while there is no version but the first.
-
-    Raises:
-        WrongWeightsError: it answers otherwise.
-        EngineError: it does not answer.
-    """
-    if apart := _too_far_apart(await engine.probe(probe, 0), expected, config):
-        raise WrongWeightsError(
-            f"{engine.base_url} does not sample from the model that is trained, {config.model.path}: {apart}. Either "
-            "it serves another model or other numbers (its --dtype, a quantization), or it computes this kind of "
-            "model otherwise than transformers does, and another engine.type is needed"
-        )
-
-
-def _too_far_apart(value: float, expected: float | None, config: Config) -> str:
-    """How far an engine's answer to the probe is from the learner's, where that is too far."""
-    quantization = config.learner.quantization
-    tolerance = _QUANTIZED[quantization] if quantization else _TOLERANCE[config.model.dtype]
-    if expected is None or abs(value - expected) <= tolerance:  # never where it is not a number
-        return ""
-    return (
-        f"the likeliest token after a fixed prompt has the log-probability {value:.6g}, with the learner "
-        f"{expected:.6g}; they may be {tolerance:g} apart"
-    )
 
 
 async def refuse_other_runs(engine: EngineControl, run_dir: Path) -> None:

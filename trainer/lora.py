@@ -23,7 +23,7 @@ from moonmill.agents.engine.folder import ADAPTER_FILE, ADAPTER_WEIGHTS
 from moonmill.algorithm_config import CriticLoraConfig
 from moonmill.config import LoraConfig
 from moonmill.errors import ConfigError
-from moonmill.trainer.position_wise import backbone_of, text_of
+from moonmill.trainer.position_wise import backbone_of, position_wise, text_of
 from moonmill.trainer.weights import copy_beside, load_tensors, save_tensors, write_whole
 
 _IN_A_LAYER = re.compile(r"\.\d+\.")
@@ -33,6 +33,8 @@ _ROUTER = re.compile(r"router|(^|[._])gate$", re.IGNORECASE)
 _KEY = "model.lora.target_modules"
 _MATRICES = 3
 """Dimensions of a parameter that holds the matrices of several experts."""
+_OUT_OF_STATES = ("out_proj", {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""A projection that PEFT puts no adapter on in these kinds of models, since kernels read its weight past the module."""
 
 
 class Adapter:
@@ -192,10 +194,13 @@ def target_modules(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> lis
 def _projections(model: PreTrainedModel) -> list[str]:
     """Paths of the linear projections of attention and MLP in all layers that read text."""
     reading = {*text_of(model).modules()}
+    name, kinds = _OUT_OF_STATES
+    left_out = name if model.config.model_type in kinds else None
     return [
         path
         for path, module in model.named_modules()
         if module in reading
+        and path.rpartition(".")[2] != left_out
         and isinstance(module, nn.Linear | Conv1D)
         and _IN_A_LAYER.search(path)
         and not _ROUTER.search(path)
@@ -203,11 +208,13 @@ def _projections(model: PreTrainedModel) -> list[str]:
 
 
 def _fused(model: PreTrainedModel) -> list[str]:
-    """Names, within a layer that reads text, of parameters that hold many matrices; a convolution's are none."""
-    modules = [module for module in text_of(model).modules() if not isinstance(module, nn.Conv1d)]
-    reading = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
-    many = ((path, p) for path, p in model.named_parameters() if p.ndim >= _MATRICES and _IN_A_LAYER.search(path))
-    paths = (path for path, p in many if id(p) in reading)
+    """Names, within a layer that reads text, of parameters that hold the matrices of many experts."""
+    paths = [
+        f"{path}.{name}"
+        for path, module in position_wise(model).items()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim >= _MATRICES
+    ]
     return list(dict.fromkeys(_IN_A_LAYER.split(path)[-1] for path in paths))
 
 

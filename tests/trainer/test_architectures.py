@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    BigBirdConfig,
+    BigBirdForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -51,6 +53,11 @@ UNFIT: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     # State spaces and attention; the former are not told what the latter are.
     "hybrid": (MADE["jamba"], "carry more than attention"),
     "mamba": (MADE["mamba"], "MambaForCausalLM"),
+    # An encoder, unless told otherwise.
+    "looks ahead": (
+        lambda: BigBirdForCausalLM(BigBirdConfig(**SHAPE, attention_type="original_full")),
+        "tokens see those after them",
+    ),
     "capped scores": (lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)), "softcap"),
 }
 

@@ -184,6 +184,42 @@ async def test_one_that_hangs_is_passed_over_until_it_answers_and_in_the_end_sta
         assert all(e.up and e.loaded == {1} for e in host._endpoints)
 
 
+async def test_what_they_were_started_with_is_compared_without_waiting_for_one_that_hangs(
+    config: Config, weights: list[tuple[Path, float]], tmp_path: Path
+) -> None:
+    async with host_of(config, tmp_path) as (host, told):
+        with pytest.raises(EngineError, match=r"does not sample from the model that is trained, .*Either it serves"):
+            await host.compare(weights[1][1])
+        assert not told.of("publish_failed"), "it will have no other"
+        first = told.of("engine_started")[0]
+        os.kill(first["pid"], signal.SIGSTOP)
+        with anyio.fail_after(60):
+            await host.compare(weights[0][1])
+        assert told.of("engine_passed_over")[0]["engine"] == first["engine"]
+        os.kill(first["pid"], signal.SIGCONT)
+        assert (await told.until("engine_back"))["engine"] == first["engine"]
+        assert all(e.up and e.loaded == {0} for e in host._endpoints), "it was asked when it came back"
+        assert await ask_all(host) == {0}
+
+
+async def test_an_attached_engine_with_another_model_than_the_others_is_passed_over(
+    config: Config, weights: list[tuple[Path, float]], tmp_path: Path
+) -> None:
+    other = replace(config, model=replace(config.model, path=str(shutil.copytree(config.model.path, tmp_path / "m"))))
+    shutil.copy(weights[1][0] / "model.safetensors", tmp_path / "m")
+    async with (
+        running(config, tmp_path, 1) as (right,),
+        running(other, tmp_path / "m", 1) as (wrong,),
+        host_of(attached(config, [right, wrong]), tmp_path) as (host, told),
+    ):
+        await host.compare(weights[0][1])
+        assert "does not sample from the model that is trained" in (await told.until("engine_passed_over"))["error"]
+        assert [e.up for e in host._endpoints] == [True, False]
+        # It is asked again whenever it might be used.
+        assert "does not sample from the model" in (await told.until("restart_failed"))["error"]
+        assert await ask_all(host) == {0}
+
+
 async def test_weights_that_are_not_the_learners_are_an_error_with_both_numbers(
     config: Config, weights: list[tuple[Path, float]], tmp_path: Path
 ) -> None:

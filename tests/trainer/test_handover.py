@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 import pytest
 
 from moonmill.config import Config, EnvConfig, LearnerConfig, ModelConfig
-from moonmill.trainer.handover import Weights, WrongWeightsError, compare, take_over
+from moonmill.trainer.handover import Weights, WrongWeightsError, take_over
 
 pytestmark = pytest.mark.anyio
 
@@ -62,13 +62,11 @@ async def test_a_quantized_learner_may_be_further_from_the_engine_and_no_further
     assert engine.loaded == {1}, "what answers otherwise is unloaded again"
 
 
-async def test_the_first_version_is_compared_as_all_others_are_and_stays_where_it_is() -> None:
+async def test_the_version_an_engine_was_started_with_is_compared_and_stays_where_it_is() -> None:
     config = Config(EnvConfig("calculator-v0"), ModelConfig("/models/m"))
     engine = Engine()
-    await compare(cast(Any, engine), -3.005, [1], config)
+    assert (await take_over(cast(Any, engine), 0, Weights(Path("m"), -3.005), [1], config)).value == -3.0
     for wrong in (-3.02, float("nan")):
-        with pytest.raises(
-            WrongWeightsError, match=r"the model that is trained, /models/m: .* may be 0.01 apart\. Either"
-        ):
-            await compare(cast(Any, engine), wrong, [1], config)
+        with pytest.raises(WrongWeightsError, match=r"the model that is trained, m: .* may be 0.01 apart\. Either"):
+            await take_over(cast(Any, engine), 0, Weights(Path("m"), wrong), [1], config)
     assert not engine.loaded

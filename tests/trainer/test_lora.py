@@ -19,6 +19,7 @@ from moonmill.trainer.lora import Adapter, target_modules
 from moonmill.trainer.models import action_logprobs
 from moonmill.types import Sampling
 from tests.trainer.conftest import VOCAB, MakeConfig, sampled
+from tests.trainer.families import MADE
 from tests.trainer.test_architectures import FAMILIES, packed, turns, with_attention
 
 LORA = LoraConfig(r=4, alpha=8)
@@ -99,6 +100,21 @@ def test_experts_in_fused_parameters_are_refused_by_name_and_attention_alone_is_
         "to be put on, such as [q_proj, k_proj, v_proj, o_proj], or set model.lora to null to train all weights"
     )
     assert target_modules(made("mixtral"), ("q_proj", "v_proj")) == ["q_proj", "v_proj"]
+
+
+def test_what_peft_refuses_in_models_with_state_spaces_is_left_out_and_refused_by_name() -> None:
+    model = MADE["falcon_h1"]()
+    places = target_modules(model, "auto")
+    assert {*ATTENTION, "in_proj"} < set(places)
+    assert "out_proj" not in places
+    with pytest.raises(ConfigError, match="FalconH1ForCausalLM has no projection out_proj; it has "):
+        target_modules(model, ("out_proj",))
+    Adapter(model, LORA, "owner/base", 0)
+
+
+def test_the_parameters_of_a_state_space_are_no_experts() -> None:
+    adapter = Adapter(MADE["zamba"](), LORA, "owner/base", 0)
+    assert any("mamba" in name for name in adapter._tensors())
 
 
 @pytest.mark.parametrize("name", ["lm_head", "embed_tokens", "query", "gate", "mlp"])
