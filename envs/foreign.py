@@ -141,5 +141,7 @@ def score_outcome(env: ForeignEnv, env_id: str, rollout: Rollout, outcome: Outco
         )
     scored = replace(scored, rewards=rewards | scored.rewards, metrics=metrics | scored.metrics)
     if not any(mark.kind == "reward" for mark in env._moonmill_class.marks):
-        return replace(scored, reward=reward, error=None if reward is not None else f"{env_id}: the outcome has none")
+        return replace(
+            scored, reward=reward, error=None if reward is not None else f"{env_id}: its outcome has no reward"
+        )
     return scored if scored.reward is None else replace(scored, reward=scored.reward + (reward or 0.0))

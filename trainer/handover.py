@@ -142,6 +142,25 @@ async def forget_all(engine: EngineControl, model: ModelConfig) -> None:
         await engine.unload_version(version)
 
 
+async def other_models(config: Config) -> list[str]:
+    """What attached engines say that they serve, in a warning for each that serves another folder than `model.path`."""
+    told = []
+    for url in config.engine.urls:
+        async with EngineControl(url, request_timeout=config.engine.request_timeout) as engine:
+            with suppress(EngineError):  # it is passed over, which is told elsewhere
+                roots = {card.id: card.root for card in await engine.models()}
+                root = roots.get(version_name(0))
+                if root and not await anyio.to_thread.run_sync(_is_same, root, config.model.path):
+                    told.append(
+                        f"{url} serves {root}, and not {config.model.path}: the figures are those of the former"
+                    )
+    return told
+
+
+def _is_same(root: str, path: str) -> bool:
+    return root == path or Path(root).resolve() == Path(path).resolve()
+
+
 def remove_weights(folder: Path, newest: int, used: Collection[int]) -> None:
     """Delete the weights in `folder` of versions before `newest` that are not in `used`."""
     for path in folder.glob("v[0-9]*"):

@@ -110,6 +110,7 @@ async def _policy(
     from moonmill.agents.rendering import load_renderer
     from moonmill.agents.telling import warning_of_untold
     from moonmill.trainer.engine_host import EngineHost
+    from moonmill.trainer.handover import other_models
 
     model = config.model
     renderer = await anyio.to_thread.run_sync(load_renderer, text_of(model.path), model.renderer, model.tool_format)
@@ -127,6 +128,8 @@ async def _policy(
     # Not the run's own folder: of engines that run already, those of a run that goes on are refused.
     host = EngineHost(replace(config, run_dir=str(log_dir)), log_dir, note, probe=[], run=None)
     async with host.running():
+        for text in await other_models(config):
+            reporter.warn(text)
         yield lambda temperature: PolicyAgent(
             host.client, renderer, replace(config.sampling, temperature=temperature), model.max_length
         )

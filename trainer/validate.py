@@ -88,7 +88,8 @@ def _environment(config: Config) -> str:
     env = _make(config)
     with blaming(config.env.id, "its limits"):
         limits_of(env)
-    tools = ", ".join(t.name for t in env.tool_specs) or "none"
+    none = "what play offers" if isinstance(env, ForeignEnv) else "none"
+    tools = ", ".join(t.name for t in env.tool_specs) or none
     rewards = ", ".join(mark.method for mark in env._moonmill_class.marks if mark.kind == "reward")
     others = "what play says" if isinstance(env, ForeignEnv) else "those of its turns alone"
     return f"{config.env.id}, tools: {tools}; rewards: {rewards or others}"

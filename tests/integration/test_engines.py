@@ -75,12 +75,13 @@ def test_a_run_on_an_attached_engine_with_another_model_ends_before_it_trains(
     argv = engine_argv(replace(ours, model=replace(ours.model, path=str(other))))
     process = ServerProcess("other", argv, log_path=tmp_path / "other.log", start_timeout=240)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(process):
-        done = moonmill("train", config, "--set", f"engine.urls=[{process.base_url}]")
+        done = moonmill("train", config, "--set", f"engine.urls=[{process.base_url}]", "--set", "eval.tasks=4")
         assert process.alive
     assert done.returncode == 1
     assert f"{process.base_url} does not sample from the model that is trained, {ours.model.path}: " in done.stderr
     assert "Either it serves another model" in done.stderr
     assert "Traceback" not in done.stderr
+    assert "evaluating" not in done.stderr, "it would be the other model's figures"
     assert not steps(tmp_path / "run")
     assert as_json(moonmill("inspect", tmp_path / "run", "--json"))["status"] == "failed"
 

@@ -3,6 +3,7 @@ and by `moonmill eval`, whose figures hang from no chance but its own."""
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -162,6 +163,16 @@ def whole(evaluations: Evaluations) -> list[EvalResult]:
     done = evaluations.run("whole", *evaluations.policy, "--set", "async.max_concurrent=1", "--json")
     assert done.returncode == 0, done.stderr
     return msgspec.json.decode(done.stdout, type=list[EvalResult])
+
+
+def test_an_attached_engine_that_serves_another_folder_is_told(evaluations: Evaluations) -> None:
+    other = shutil.copytree(POLICY, evaluations.folder / "other")
+    done = evaluations.run("elsewhere", "--model", "other", *evaluations.attached)
+    assert done.returncode == 0, done.stderr
+    told = f"{evaluations.url} serves {POLICY}, and not {other}: the figures are those of the former"
+    assert told in done.stderr
+    same = evaluations.run("here", *evaluations.policy)
+    assert "the figures are those of" not in same.stderr
 
 
 def test_an_evaluation_tells_its_figures_and_keeps_its_rollouts(

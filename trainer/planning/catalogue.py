@@ -166,7 +166,12 @@ def config_for(path: str) -> tuple[Any, str]:
                 f"model.path: there is no folder {path}, and the catalogue knows no model of that name: it has "
                 f"{', '.join(MODELS)}"
             )
-        require_hub(path)
+        try:
+            require_hub(path)
+        except ConfigError as e:
+            raise ConfigError(
+                f"{e}; to plan, a folder with config.json alone is enough, and the catalogue has {', '.join(MODELS)}"
+            ) from e
     elif not (Path(path) / "config.json").is_file():
         raise ConfigError(f"model.path: {path} is not a model folder: it has no config.json")
     try:
