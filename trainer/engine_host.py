@@ -26,13 +26,12 @@ from moonmill.rundir import RunDirectory
 from moonmill.trainer.endpoints import Endpoint, Note
 from moonmill.trainer.engine_commands import engine_places, versions_in_use
 from moonmill.trainer.handover import Taken, Weights, WrongWeightsError, remove_weights
+from moonmill.trainer.presence import Presence
 from moonmill.trainer.sleeping import Sleeping
 
 _PUBLISH_ATTEMPTS = 3
 _BACKOFF_SECONDS = 0.5
 """Wait before the first restart; it doubles with each further one."""
-_STARTS_WITHOUT = 2
-"""How many times `engine.start_timeout` a run waits for attached engines when all of them are gone."""
 
 
 class EngineHost:
@@ -58,8 +57,7 @@ class EngineHost:
         self._versions: dict[int, Weights] = {}
         self._pinned: Counter[int] = Counter()
         self._clients: set[InferenceClient] = set()
-        self._up = anyio.Event()
-        self._none_up = anyio.Event()
+        self._presence = Presence()
         self._begun = False
         self._endpoints: list[Endpoint] = []
         places = engine_places(config, logs, self._tell_progress)
@@ -92,7 +90,7 @@ class EngineHost:
                     starting.start_soon(group.start, self._keep, endpoint)
             self._begun = True
             if self._config.engine.urls:
-                group.start_soon(self._refuse_to_wait_for_ever)
+                group.start_soon(self._presence.refuse_to_wait_for_ever, self._config.engine)
             async with self._connect(0, self._config.async_.on_new_version) as self.client:
                 yield self
             group.cancel_scope.cancel()
@@ -149,7 +147,7 @@ class EngineHost:
         """Hand a version over, in several attempts."""
         attempt = 1
         while True:
-            await self._up.wait()  # How often and how long it is tried to bring one up is bounded elsewhere.
+            await self._presence.wait()
             try:
                 return await self._hand_over(version, weights)
             except EngineError as e:
@@ -158,7 +156,7 @@ class EngineHost:
                     raise
                 self._note("publish_failed", version=version, attempt=attempt, error=str(e))
                 await anyio.sleep(_BACKOFF_SECONDS * 2**attempt)  # Long enough to see that it has died, if it has.
-                if isinstance(e, GoneError) and not self._up.is_set():
+                if isinstance(e, GoneError) and not self._presence.there:
                     continue
                 if attempt == _PUBLISH_ATTEMPTS:
                     raise EngineError(f"the engine did not take version {version} in {attempt} attempts: {e}") from e
@@ -260,25 +258,7 @@ class EngineHost:
                 client.set_base_url(endpoint.base_url, place)
             else:
                 client.set_away(place)
-        if any(e.up for e in self._endpoints):
-            self._up.set()
-            self._none_up = anyio.Event() if self._none_up.is_set() else self._none_up
-        else:
-            self._none_up.set()
-            self._up = anyio.Event() if self._up.is_set() else self._up
-
-    async def _refuse_to_wait_for_ever(self) -> None:
-        """End a run whose engines are all gone, where it is not ours to start them."""
-        seconds = _STARTS_WITHOUT * self._config.engine.start_timeout
-        while True:
-            await self._none_up.wait()
-            with anyio.move_on_after(seconds) as scope:
-                await self._up.wait()
-            if scope.cancelled_caught:
-                raise EngineError(
-                    f"engine.urls: none of {', '.join(self._config.engine.urls)} could be used for {seconds:g} s "
-                    "(twice engine.start_timeout): see that they run, then --resume"
-                )
+        self._presence.tell(there=any(e.up for e in self._endpoints))
 
     @asynccontextmanager
     async def pinned_client(self) -> AsyncIterator[InferenceClient]:

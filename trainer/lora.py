@@ -33,8 +33,8 @@ _ROUTER = re.compile(r"router|(^|[._])gate$", re.IGNORECASE)
 _KEY = "model.lora.target_modules"
 _MATRICES = 3
 """Dimensions of a parameter that holds the matrices of several experts."""
-_OUT_OF_STATES = ("out_proj", {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
-"""A projection that PEFT puts no adapter on in these kinds of models, since kernels read its weight past the module."""
+_WITHOUT_OUT_PROJ = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
+"""Kinds of models in which PEFT puts no adapter on `out_proj`, since kernels read its weight past the module."""
 
 
 class Adapter:
@@ -194,8 +194,7 @@ def target_modules(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> lis
 def _projections(model: PreTrainedModel) -> list[str]:
     """Paths of the linear projections of attention and MLP in all layers that read text."""
     reading = {*text_of(model).modules()}
-    name, kinds = _OUT_OF_STATES
-    left_out = name if model.config.model_type in kinds else None
+    left_out = "out_proj" if model.config.model_type in _WITHOUT_OUT_PROJ else None
     return [
         path
         for path, module in model.named_modules()

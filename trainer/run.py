@@ -177,10 +177,10 @@ class _Run:
         tasks: TaskFeed,
         recovery: Recovery,
     ) -> None:
-        engine_config = self.config.engine
-        if engine_config.sleep_while_learning or engine_config.urls:
+        attached = bool(self.config.engine.urls)
+        if attached or self.config.engine.sleep_while_learning:
             await learner_ready.wait()
-        if engine_config.urls and not recovery.version:  # what others have started is not measured before it is known
+        if attached and not recovery.version:  # what others have started is not measured before it is known
             await engine.compare(await learner.probe())
         if recovery.step == 0:
             await self.evaluations.alone(engine, "before")
@@ -188,7 +188,7 @@ class _Run:
         if recovery.version:
             weights = self.run.weights / f"v{recovery.version:06d}"  # The learner writes it as it comes back.
             await engine.publish(recovery.version, weights, changed=True, probe=await learner.probe())
-        elif not engine_config.urls:
+        elif not attached:
             await engine.compare(await learner.probe())
         self.reporter.phase("training")
         self.controller = self._controller(engine, learner, tasks, recovery)

@@ -151,7 +151,7 @@ def _refuse_unsupported(config: Any) -> None:
     other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
     if other:
         raise ModelError(
-            f"a {kind} model has {', '.join(sorted(other))} layers, which the embedded engine cannot do, and vLLM can "
+            f"a {kind} model has {', '.join(sorted(other))} layers, which the embedded engine cannot do; vLLM may "
             "(engine.type: vllm)"
         )
     rope = getattr(config, "rope_parameters", None) or {}

@@ -73,11 +73,11 @@ def policy(family: str) -> PreTrainedModel:
     return FAMILIES[family][0]().eval()
 
 
-def turns() -> list[Rollout]:
-    """Rollouts of two turns and 5 to 40 tokens."""
+def turns(sizes: tuple[int, ...] = (1, 2, 3, 4, 7, 10)) -> list[Rollout]:
+    """Rollouts of two turns, each four times such a size in tokens and one more."""
     draw = torch.Generator().manual_seed(2)
     made = []
-    for size in (1, 2, 3, 4, 7, 10):
+    for size in sizes:
         parts = torch.randint(1, VOCAB, (4, size), generator=draw).tolist()
         prompt, first, answer, second = parts
         made.append(rollout(observation(1, *prompt), action(*first), observation(*answer), action(*second)))

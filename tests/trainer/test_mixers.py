@@ -11,12 +11,11 @@ from moonmill.algorithm_config import CriticConfig
 from moonmill.trainer.attention import PACKED, refuse_mixing
 from moonmill.trainer.critic import WholeCritic
 from moonmill.trainer.mixers import run_by_rollout
-from moonmill.trainer.models import Packed, action_logprobs
-from moonmill.trainer.packing import pack
+from moonmill.trainer.models import action_logprobs
 from moonmill.trainer.recompute import recompute_layers
 from moonmill.types import Rollout, Sampling
-from tests.trainer.conftest import VOCAB, action, observation, rollout
 from tests.trainer.families import MADE
+from tests.trainer.test_architectures import packed, turns
 
 HYBRIDS = [
     "qwen3_next",
@@ -45,20 +44,6 @@ def by_rollout(name: str) -> PreTrainedModel:
     return model
 
 
-def turns() -> list[Rollout]:
-    draw = torch.Generator().manual_seed(2)
-    made = []
-    for size in SIZES:
-        prompt, first, answer, second = torch.randint(1, VOCAB, (4, size), generator=draw).tolist()
-        made.append(rollout(observation(1, *prompt), action(*first), observation(*answer), action(*second)))
-    return made
-
-
-def packed(rollouts: list[Rollout]) -> Packed:
-    (batch,) = pack(rollouts, 10_000)
-    return Packed(batch, PACKED, torch.device("cpu"))
-
-
 def alone(policy: PreTrainedModel, rollouts: list[Rollout]) -> Tensor:
     """Log-probabilities of what was sampled, from a forward pass for each rollout."""
     found = []
@@ -84,12 +69,12 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 
 def test_packed_log_probabilities_and_gradients_are_those_of_each_rollout_alone(policy: PreTrainedModel):
-    batch = packed(turns())
+    batch = packed(turns(SIZES))
     together, _ = action_logprobs(policy, batch, Sampling())
     weights = torch.linspace(-1, 1, len(together))
     ours = gradients(policy, (together * weights).sum())
     policy.set_attn_implementation("eager")
-    rollouts = turns()
+    rollouts = turns(SIZES)
     one_by_one = alone(policy, [rollouts[i] for i in batch.batch.rollouts])
     assert float((together - one_by_one).abs().max()) < 3e-5
     assert_same(ours, gradients(policy, (one_by_one * weights).sum()))
@@ -104,7 +89,7 @@ def test_rollouts_do_not_see_each_other_in_a_model_that_takes_seconds_for_what_o
 
 
 def test_a_copy_runs_by_rollout_as_well(policy: PreTrainedModel):
-    batch = packed(turns())
+    batch = packed(turns(SIZES))
     with torch.no_grad():
         own, _ = action_logprobs(policy, batch, Sampling())
         copied, _ = action_logprobs(copy.deepcopy(policy), batch, Sampling())
@@ -114,7 +99,7 @@ def test_a_copy_runs_by_rollout_as_well(policy: PreTrainedModel):
 def test_a_critic_on_a_copy_values_each_rollout_by_itself(policy: PreTrainedModel):
     critic = WholeCritic(policy, CriticConfig())
     torch.nn.init.normal_(critic.head.weight, std=0.1)
-    rollouts = turns()
+    rollouts = turns(SIZES)
     with torch.no_grad():
         batch = packed(rollouts)
         together, _ = critic(batch)
@@ -123,7 +108,7 @@ def test_a_critic_on_a_copy_values_each_rollout_by_itself(policy: PreTrainedMode
 
 
 def test_gradient_checkpointing_changes_no_gradient(policy: PreTrainedModel):
-    batch = packed(turns())
+    batch = packed(turns(SIZES))
     plain = gradients(policy, action_logprobs(policy, batch, Sampling())[0].sum())
     recompute_layers(policy)
     again = gradients(policy, action_logprobs(policy, batch, Sampling())[0].sum())

@@ -53,7 +53,7 @@ def notes(planner: Planner) -> list[str]:
         found.append(
             f"{shape.linear_attention} of {len(shape.layers)} layers are linear attention: times are those of their "
             "kernels (packages flash-linear-attention and causal-conv1d), without which transformers runs them in "
-            "PyTorch, many times slower; the embedded engine cannot run them, vLLM can (engine.type: vllm)"
+            "PyTorch, many times slower; the embedded engine cannot run them, vLLM may (engine.type: vllm)"
         )
     return found
 

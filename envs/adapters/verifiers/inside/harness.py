@@ -82,10 +82,12 @@ class _Conversation(vf.HarnessSession):
                 self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
 
     async def close(self) -> None:
-        await super().close()
-        await self._http.aclose()
-        if self._tools is not None:
-            await self._tools.close()
+        try:
+            await super().close()
+            await self._http.aclose()
+        finally:
+            if self._tools is not None:
+                await self._tools.close()
 
 
 def _on_wire(message: Any) -> dict[str, Any]:
